@@ -1,0 +1,63 @@
+// plan(problem, device) -> which kernels, which grids, which argument values, which scratch. Pure: it needs no GPU.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "registry.h"
+
+namespace flashtri {
+
+union ArgValue {
+  void* pointer;
+  int64_t i64;
+  int32_t i32;
+  float f32;
+};
+
+// Values for every argument, shared by all launches of a plan; each kernel takes the ones its signature names.
+struct Arguments {
+  std::array<ArgValue, static_cast<size_t>(Arg::count)> value{};
+  std::array<bool, static_cast<size_t>(Arg::count)> is_set{};
+
+  void set(Arg arg, void* pointer) { slot(arg).pointer = pointer; }
+  void set_i64(Arg arg, int64_t number) { slot(arg).i64 = number; }
+  void set_i32(Arg arg, int32_t number) { slot(arg).i32 = number; }
+  void set_f32(Arg arg, float number) { slot(arg).f32 = number; }
+  const ArgValue& operator[](Arg arg) const { return value[static_cast<size_t>(arg)]; }
+  bool has(Arg arg) const { return is_set[static_cast<size_t>(arg)]; }
+
+ private:
+  ArgValue& slot(Arg arg) {
+    is_set[static_cast<size_t>(arg)] = true;
+    return value[static_cast<size_t>(arg)];
+  }
+};
+
+struct Launch {
+  const Kernel* kernel = nullptr;
+  unsigned grid = 0;  // one-dimensional: programs
+};
+
+struct Plan {
+  Arguments args;                    // tensors' pointers are set from the problem; scratch, lse and row_stats are the caller's
+  std::array<Launch, 4> launches{};  // in order
+  int num_launches = 0;
+
+  // fp32 elements of scratch the caller allocates and sets as Arg::delta and Arg::dmask before launching.
+  int64_t delta_elements = 0;
+  int64_t dmask_elements = 0;        // splits * the mask's own elements
+  int dmask_splits = 0;
+};
+
+// True where the kernels can read the tensor as it is: last stride 1, 16-byte alignment of data and rows. The op copies
+// a q, k, v or dout that is not.
+bool is_readable(const Tensor& tensor);
+
+// Throws PlanError; a problem with nothing to compute (an empty tensor) gives a plan without launches.
+Plan plan(const Problem& problem, const Device& device);
+
+// For people: each function the problem needs, the kernel taken, and for every other kernel the first rule it fails.
+std::string explain(const Problem& problem, const Device& device);
+
+}  // namespace flashtri

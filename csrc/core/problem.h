@@ -1,0 +1,53 @@
+// What is asked of the planner, in plain numbers: no torch, no Python, no GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace flashtri {
+
+enum class DType : uint8_t { none, f16, bf16, f32, boolean };
+
+const char* dtype_name(DType dtype);
+int dtype_size(DType dtype);
+
+// A four-dimensional tensor, strides in elements. A dtype of `none` says that there is no such tensor.
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::none;
+  std::array<int64_t, 4> size{};
+  std::array<int64_t, 4> stride{};
+
+  explicit operator bool() const { return dtype != DType::none; }
+};
+
+// One call of the op. `mask` keeps its own sizes (1 where broadcast); everything else is as in the contract.
+struct Problem {
+  Tensor q, k, v, out;
+  Tensor mask;
+  float scale = 1.0f;
+  bool is_causal = false;
+  bool bottom_right = false;  // causal diagonal ends in the last row's last key (else starts at the first row's first)
+
+  // Backward only. A gradient whose dtype is `none` is not computed; that of the mask is described by `needs_dmask`.
+  bool backward = false;
+  Tensor dout, dq, dk, dv;
+  bool has_dlse = false;
+  bool needs_dmask = false;
+};
+
+struct Device {
+  int arch = 0;              // 90 for compute capability 9.0
+  int sm_count = 0;
+  int shared_memory = 0;     // bytes a block may use
+};
+
+// Raised before any launch. `unsupported` becomes NotImplementedError, the others ValueError.
+struct PlanError : std::runtime_error {
+  PlanError(const std::string& message, bool unsupported) : std::runtime_error(message), unsupported(unsupported) {}
+  bool unsupported;
+};
+
+}  // namespace flashtri
