@@ -15,13 +15,13 @@ enum class Arg : uint8_t {
   count
 };
 
-enum class ArgType : uint8_t { element, mask, float_, i32, i64, f32 };
+enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32, i64, f32 };
 
 struct ArgInfo {
   const char* name;
   ArgType type;
   int divisor;
-  bool is_pointer() const { return type == ArgType::element || type == ArgType::mask || type == ArgType::float_; }
+  bool is_pointer() const { return type <= ArgType::f32_ptr; }
 };
 const ArgInfo& arg_info(Arg arg);
 

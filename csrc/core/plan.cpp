@@ -1,0 +1,188 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+
+#include "select.h"
+
+namespace flashtri {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t volume(const Tensor& t) { return t.size[0] * t.size[1] * t.size[2] * t.size[3]; }
+
+// A dimension of size 1 may carry any stride; it is never stepped along.
+int64_t step(const Tensor& t, int dim) { return t.size[dim] == 1 ? 0 : t.stride[dim]; }
+
+void check_head_dim(const char* name, int64_t head_dim) {
+  if (head_dim % 8 == 0 && head_dim >= 8 && head_dim <= 256) return;
+  throw PlanError(std::string("flashtri: head_dim of ") + name + " must be a multiple of 8 from 8 to 256, got " +
+                      std::to_string(head_dim) + "; pad the last dimension with zeros",
+                  true);
+}
+
+void check(const Problem& p) {
+  check_head_dim("q and k", p.q.size[3]);
+  check_head_dim("v", p.v.size[3]);
+  // Row and column indices, and their sum with the band's offset, are 32-bit in the kernels.
+  if (p.q.size[2] + p.k.size[2] >= INT_MAX - 1024) {
+    throw PlanError("flashtri: seqlen_q + seqlen_k must be below 2^31 - 1024, got " + std::to_string(p.q.size[2]) + " + " +
+                        std::to_string(p.k.size[2]) + "; split the sequence",
+                    false);
+  }
+  if (!(p.scale >= 0.0f) || std::isinf(p.scale)) {
+    throw PlanError("flashtri: scale must be finite and not negative, got " + std::to_string(p.scale) + "; negate q instead",
+                    false);
+  }
+  if ((p.dk.dtype == DType::none) != (p.dv.dtype == DType::none)) {
+    throw PlanError("flashtri: dk and dv come from one kernel: describe both or neither", false);
+  }
+  const std::pair<const char*, const Tensor*> tensors[] = {{"q", &p.q},   {"k", &p.k},   {"v", &p.v},   {"out", &p.out},
+                                                           {"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}};
+  for (const auto& [name, tensor] : tensors) {
+    if (*tensor && !is_readable(*tensor)) {
+      throw PlanError(std::string("flashtri: ") + name +
+                          " must have a last stride of 1, 16-byte aligned data and strides that are multiples of 8; copy it "
+                          "with contiguous()",
+                      false);
+    }
+  }
+}
+
+void set_tensor(Arguments& args, const Tensor& t, Arg data, Arg stride_b, Arg stride_h, Arg stride_s) {
+  args.set(data, t.data);
+  args.set_i64(stride_b, step(t, 0));
+  args.set_i64(stride_h, step(t, 1));
+  args.set_i64(stride_s, step(t, 2));
+}
+
+#define FLASHTRI_SET(name) \
+  if (p.name) set_tensor(args, p.name, Arg::name, Arg::name##_stride_b, Arg::name##_stride_h, Arg::name##_stride_s)
+
+void set_arguments(Arguments& args, const Problem& p) {
+  FLASHTRI_SET(q);
+  FLASHTRI_SET(k);
+  FLASHTRI_SET(v);
+  FLASHTRI_SET(out);
+  FLASHTRI_SET(dout);
+  FLASHTRI_SET(dq);
+  FLASHTRI_SET(dk);
+  FLASHTRI_SET(dv);
+
+  // Without a mask the kernels still have its parameters, and never read them.
+  args.set(Arg::mask, p.mask.data);
+  args.set_i64(Arg::mask_stride_b, step(p.mask, 0));
+  args.set_i64(Arg::mask_stride_h, step(p.mask, 1));
+  args.set_i64(Arg::mask_stride_q, step(p.mask, 2));
+  args.set_i64(Arg::mask_stride_k, step(p.mask, 3));
+  args.set_i32(Arg::mask_batch, p.mask.size[0]);
+  args.set_i32(Arg::mask_heads, p.mask.size[1]);
+  args.set_i32(Arg::mask_rows, p.mask.size[2]);
+  args.set_i32(Arg::mask_columns, p.mask.size[3]);
+  args.set(Arg::row_stats, nullptr);
+  args.set(Arg::dlse, nullptr);
+
+  const int64_t seqlen_q = p.q.size[2], seqlen_k = p.k.size[2];
+  args.set_i64(Arg::num_rows, p.q.size[0] * p.q.size[1] * seqlen_q);
+  args.set_i32(Arg::batch, p.q.size[0]);
+  args.set_i32(Arg::heads_q, p.q.size[1]);
+  args.set_i32(Arg::group_size, p.q.size[1] / p.k.size[1]);
+  args.set_i32(Arg::seqlen_q, seqlen_q);
+  args.set_i32(Arg::seqlen_k, seqlen_k);
+  args.set_i32(Arg::head_dim, p.q.size[3]);
+  args.set_i32(Arg::head_dim_v, p.v.size[3]);
+  args.set_f32(Arg::scale, p.scale);
+  args.set_i32(Arg::has_dlse, p.has_dlse);
+  // Without causality the band holds every key: -seqlen_q <= j - i <= seqlen_k.
+  args.set_i32(Arg::band_lo, -seqlen_q);
+  args.set_i32(Arg::band_hi, !p.is_causal ? seqlen_k : p.bottom_right ? seqlen_k - seqlen_q : 0);
+}
+
+void add(Plan& plan, const Kernel& kernel, int64_t grid) {
+  if (grid > INT_MAX) {
+    throw PlanError("flashtri: " + std::string(function_name(kernel.function)) + " would need " + std::to_string(grid) +
+                        " programs, the limit is 2^31 - 1; split the batch",
+                    false);
+  }
+  plan.launches[plan.num_launches++] = {&kernel, static_cast<unsigned>(grid)};
+}
+
+// One program sums every place that a tile of the mask is broadcast to. Where the mask has few tiles, several programs
+// share a tile, each writing a partial sum, so that about two programs a multiprocessor run.
+void add_dmask(Plan& plan, const Problem& p, const Device& device) {
+  const Kernel& kernel = select(Function::bwd_dmask, p, device);
+  const int64_t row_blocks = ceil_div(p.q.size[2], kernel.block_m), column_blocks = ceil_div(p.k.size[2], kernel.block_n);
+  int64_t tiles = p.mask.size[0] * p.mask.size[1], repeats = 1;
+  (p.mask.size[2] == 1 ? repeats : tiles) *= row_blocks;
+  (p.mask.size[3] == 1 ? repeats : tiles) *= column_blocks;
+  if (p.mask.size[0] == 1) repeats *= p.q.size[0];
+  if (p.mask.size[1] == 1) repeats *= p.q.size[1];
+  const int64_t splits = std::clamp<int64_t>(ceil_div(2 * device.sm_count, tiles), 1, std::min<int64_t>(repeats, 64));
+  plan.args.set_i32(Arg::splits, splits);
+  plan.dmask_splits = splits;
+  plan.dmask_elements = splits * volume(p.mask);
+  add(plan, kernel, splits * tiles);
+}
+
+}  // namespace
+
+bool is_readable(const Tensor& t) {
+  if (t.stride[3] != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  for (int dim = 0; dim < 3; ++dim) {
+    if (step(t, dim) % 8 != 0) return false;
+  }
+  return true;
+}
+
+Plan plan(const Problem& p, const Device& device) {
+  check(p);
+  Plan plan;
+  if (volume(p.q) == 0 || volume(p.k) == 0) return plan;
+  set_arguments(plan.args, p);
+
+  const int64_t heads = p.q.size[0] * p.q.size[1], heads_k = p.k.size[0] * p.k.size[1];
+  const auto query_blocks = [&](const Kernel& kernel) { return ceil_div(p.q.size[2], kernel.block_m) * heads; };
+  const auto key_blocks = [&](const Kernel& kernel) { return ceil_div(p.k.size[2], kernel.block_n) * heads_k; };
+  if (!p.backward) {
+    const Kernel& fwd = select(Function::fwd, p, device);
+    add(plan, fwd, query_blocks(fwd));
+    return plan;
+  }
+  if (!p.dq && !p.dk && !p.needs_dmask) return plan;
+  const Kernel& delta = select(Function::bwd_delta, p, device);
+  plan.delta_elements = heads * p.q.size[2];
+  add(plan, delta, query_blocks(delta));
+  if (p.dk) {
+    const Kernel& dkdv = select(Function::bwd_dkdv, p, device);
+    add(plan, dkdv, key_blocks(dkdv));
+  }
+  if (p.dq) {
+    const Kernel& dq = select(Function::bwd_dq, p, device);
+    add(plan, dq, query_blocks(dq));
+  }
+  if (p.needs_dmask) add_dmask(plan, p, device);
+  return plan;
+}
+
+std::string explain(const Problem& problem, const Device& device) {
+  const Plan made = plan(problem, device);
+  std::string text;
+  if (made.num_launches == 0) text = "nothing to compute: no kernel is launched\n";
+  for (int i = 0; i < made.num_launches; ++i) {
+    const Kernel& taken = *made.launches[i].kernel;
+    text += std::string(function_name(taken.function)) + ": " + taken.name + ", " + std::to_string(made.launches[i].grid) +
+            " programs of " + std::to_string(taken.num_warps) + " warps, tiles of " + std::to_string(taken.block_m) +
+            " queries x " + std::to_string(taken.block_n) + " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
+    for (const Kernel& other : kernels()) {
+      if (other.function != taken.function || &other == &taken) continue;
+      const std::string reason = refusal(other, problem, device);
+      text += std::string("  not ") + other.name + ": " +
+              (!reason.empty() ? reason : other.arch != taken.arch ? "a closer architecture is compiled in" : "it pads head_dim more") +
+              "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace flashtri

@@ -1,0 +1,27 @@
+#include "registry.h"
+
+namespace flashtri {
+namespace {
+
+constexpr ArgInfo kArgs[] = {
+#define FLASHTRI_ARG(name, type, divisor) {#name, ArgType::type, divisor},
+#include "arguments.def"
+#undef FLASHTRI_ARG
+};
+
+}  // namespace
+
+const ArgInfo& arg_info(Arg arg) { return kArgs[static_cast<size_t>(arg)]; }
+
+const char* function_name(Function function) {
+  switch (function) {
+    case Function::fwd: return "fwd";
+    case Function::bwd_delta: return "bwd_delta";
+    case Function::bwd_dkdv: return "bwd_dkdv";
+    case Function::bwd_dq: return "bwd_dq";
+    case Function::bwd_dmask: return "bwd_dmask";
+  }
+  return "unknown";
+}
+
+}  // namespace flashtri

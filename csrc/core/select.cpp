@@ -1,0 +1,101 @@
+#include "select.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+namespace flashtri {
+namespace {
+
+// Kernels of one architecture, those with the smallest head_dim first, so that the first that fits pads least.
+using ByArch = std::map<int, std::vector<const Kernel*>>;
+
+const ByArch& kernels_by_arch() {
+  static const ByArch table = [] {
+    ByArch made;
+    for (const Kernel& kernel : kernels()) made[kernel.arch].push_back(&kernel);
+    for (auto& [arch, list] : made) {
+      std::stable_sort(list.begin(), list.end(), [](auto* a, auto* b) { return a->block_d < b->block_d; });
+    }
+    return made;
+  }();
+  return table;
+}
+
+// A cubin runs on its own architecture; one for 8.x also on every later 8.x. From 9.0 on they are architecture-specific.
+bool runs_on(int kernel_arch, int device_arch) {
+  if (kernel_arch == device_arch) return true;
+  return kernel_arch / 10 == 8 && device_arch / 10 == 8 && kernel_arch < device_arch;
+}
+
+const std::vector<const Kernel*>* runnable(int device_arch) {
+  const ByArch& table = kernels_by_arch();
+  for (auto it = table.rbegin(); it != table.rend(); ++it) {
+    if (runs_on(it->first, device_arch)) return &it->second;
+  }
+  return nullptr;
+}
+
+int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3], problem.v.size[3]); }
+
+// The delta pass reads neither scores nor mask, so one kernel serves every mask.
+bool uses_mask(Function function) { return function != Function::bwd_delta; }
+
+bool serves(const Kernel& kernel, Function function, const Problem& problem, const Device& device) {
+  return kernel.function == function && kernel.dtype == problem.q.dtype && kernel.block_d >= widest_head(problem) &&
+         (!uses_mask(function) || kernel.mask == problem.mask.dtype) && kernel.shared <= device.shared_memory;
+}
+
+std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
+
+[[noreturn]] void refuse_arch(const Device& device) {
+  std::string compiled;
+  for (const auto& [arch, list] : kernels_by_arch()) compiled += (compiled.empty() ? "" : ", ") + arch_text(arch);
+  throw PlanError("flashtri: no kernel is compiled for compute capability " + arch_text(device.arch) + "; compiled in: " +
+                      (compiled.empty() ? "none" : compiled) + ". Rebuild with FLASHTRI_ARCHS=\"" +
+                      std::to_string(device.arch) + "\" pip install .",
+                  true);
+}
+
+}  // namespace
+
+std::string refusal(const Kernel& kernel, const Problem& problem, const Device& device) {
+  if (!runs_on(kernel.arch, device.arch)) {
+    return "it is for compute capability " + arch_text(kernel.arch) + ", the device is " + arch_text(device.arch);
+  }
+  if (kernel.dtype != problem.q.dtype) {
+    return std::string("its dtype is ") + dtype_name(kernel.dtype) + ", q is " + dtype_name(problem.q.dtype);
+  }
+  if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) {
+    return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " + dtype_name(problem.mask.dtype);
+  }
+  if (kernel.block_d < widest_head(problem)) {
+    return "its head_dim goes to " + std::to_string(kernel.block_d) + ", the problem's is " +
+           std::to_string(widest_head(problem));
+  }
+  if (kernel.shared > device.shared_memory) {
+    return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
+           std::to_string(device.shared_memory);
+  }
+  return "";
+}
+
+const Kernel& select(Function function, const Problem& problem, const Device& device) {
+  const auto* list = runnable(device.arch);
+  if (list == nullptr) refuse_arch(device);
+  for (const Kernel* kernel : *list) {
+    if (serves(*kernel, function, problem, device)) return *kernel;
+  }
+  // The same rule refuses many kernels, so each distinct reason is said once.
+  std::set<std::string> reasons;
+  for (const Kernel* kernel : *list) {
+    if (kernel->function == function) reasons.insert(refusal(*kernel, problem, device));
+  }
+  std::string message = std::string("flashtri: no compiled kernel computes ") + function_name(function) + " for this problem.";
+  for (const std::string& reason : reasons) message += "\n  refused: " + reason;
+  message += "\nSee flashtri.kernels() for what is compiled in; add a variant in aot/variants.py and rebuild.";
+  throw PlanError(message, true);
+}
+
+}  // namespace flashtri
