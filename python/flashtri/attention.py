@@ -1,0 +1,57 @@
+"""The public attention function, over torch.ops.flashtri.fwd."""
+
+import torch
+from torch import Tensor
+
+_fwd = torch.ops.flashtri.fwd.default
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    bottom_right: bool = False,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale * q k^T + attn_mask, causal where asked) v, differentiable in q, k, v, a floating mask and through lse.
+
+    Args:
+        q: [B, Hq, Sq, D], fp16 or bf16. D is a multiple of 8 from 8 to 256.
+        k: [B, Hk, Sk, D], dtype of q. Hq is a multiple of Hk: each key head serves Hq / Hk consecutive query heads.
+        v: [B, Hk, Sk, Dv], dtype of q. Dv is a multiple of 8 from 8 to 256.
+            Any strides will do; docs/semantics.md says when a tensor is copied first.
+        attn_mask: broadcastable to [B, Hq, Sq, Sk], never expanded in memory. bool (True takes part), or fp16, bf16 or
+            fp32 added to the scores, whatever q's dtype. May be combined with is_causal.
+        is_causal: row i sees keys j <= i, as in PyTorch.
+        scale: of the scores, finite and >= 0. Default 1 / sqrt(D).
+        bottom_right: with is_causal, row i sees keys j <= i + Sk - Sq: the last row sees every key.
+        dropout_p: only 0.0 for now.
+        return_lse: also return the logarithm of the sum of exp(scores) of each row.
+
+    Returns:
+        out: [B, Hq, Sq, Dv], dtype of q; laid out in memory as [B, Sq, Hq, Dv] where q is.
+        lse (with return_lse): [B, Hq, Sq], fp32, natural logarithm.
+        A row with nothing to attend to has out = 0 and lse = -inf, and adds zero to every gradient.
+
+    Raises:
+        ValueError: a shape, dtype or number that breaks a rule above; the message names rule, value and remedy.
+        NotImplementedError: head_dim, dtype, architecture or feature that is not compiled in.
+        RuntimeError: double backward, and what torch itself raises.
+
+    Equivalent to:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        scores = scale * (q.float() @ k.float().transpose(-2, -1)) + attn_mask   # or masked_fill(~attn_mask, -inf)
+        scores = scores.masked_fill(~torch.ones(Sq, Sk).tril(Sk - Sq if bottom_right else 0).bool(), -inf)  # is_causal
+        out = torch.softmax(scores, dim=-1).nan_to_num(0.0) @ v.float()
+        lse = torch.logsumexp(scores, dim=-1)
+
+    The forward is algorithm 1 and the backward algorithm 2 of Dao, "FlashAttention-2" (arXiv:2307.08691); the
+    gradient of lse enters as delta = rowsum(out * dout) - dlse.
+    """
+    out, lse, _, _ = _fwd(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, bottom_right=bottom_right)
+    return (out, lse) if return_lse else out
