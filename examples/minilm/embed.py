@@ -1,0 +1,51 @@
+"""Embeds tokens with a saved program, in a process of its own that cannot import triton.
+
+    python embed.py PROGRAM TOKENS OUT DEVICE
+
+PROGRAM is a TorchScript file (.pt) or a torch.export program (.pt2). Neither `model.py` nor any tokenizer is needed:
+what is served is torch, flashtri and one file. Writes the embeddings and the times to OUT.
+"""
+
+import sys
+import time
+
+
+class NoTriton:
+    """First in `sys.meta_path`, so that whoever imports triton gets an error rather than a compiler."""
+
+    def find_spec(self, name: str, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ImportError("triton is blocked in this process")
+
+
+def main() -> None:
+    sys.meta_path.insert(0, NoTriton())
+    import torch
+
+    import flashtri  # noqa: F401 (registers torch.ops.flashtri)
+
+    program, tokens, out, device = sys.argv[1:]
+    batch = {name: tensor.to(device) for name, tensor in torch.load(tokens).items()}
+    inputs = batch["input_ids"], batch["attention_mask"]
+    torch.ones(1, device=device).add(1)  # the device's own start-up is not the model's
+
+    start = time.perf_counter()
+    if program.endswith(".pt2"):
+        from torch.export.passes import move_to_device_pass
+
+        model = move_to_device_pass(torch.export.load(program), device).module()
+    else:
+        model = torch.jit.load(program, map_location=device)
+    times = {"load": time.perf_counter() - start}
+    with torch.inference_mode():
+        for call in ("first call", "second call"):
+            start = time.perf_counter()
+            embeddings = model(*inputs).cpu()
+            times[call] = time.perf_counter() - start
+
+    assert "triton" not in sys.modules
+    torch.save({"embeddings": embeddings, "times": times}, out)
+
+
+if __name__ == "__main__":
+    main()
