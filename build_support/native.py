@@ -1,5 +1,6 @@
 """The shared objects of the wheel, compiled by a generated build.ninja: parallel, and a second build does nothing.
 
+The wheel holds, in flashtri/:
     libflashtri_core.so               csrc/core and the embedded cubins: no torch, no Python
     torch<minor>/libflashtri.so       csrc/torch, once for each torch minor: no Python symbols
     _C.<abi>.so                       csrc/python: pybind11 over the core

@@ -1,8 +1,8 @@
 """Attention with masks, forward and backward, from Triton kernels compiled ahead of time.
 
-`attention` is the function; `torch.ops.flashtri.fwd` and `.bwd` are the ops behind it, for TorchScript, torch.export and
-C++. `kernels`, `plan` and `explain` tell what is compiled in and what would be launched. Nothing is compiled, cached or
-written at run time.
+`attention` is the function; `torch.ops.flashtri.fwd` and `.bwd` are the ops behind it, for TorchScript, torch.export
+and C++ (`library` is the file they are in). `kernels`, `plan` and `explain` tell what is compiled in and what would be
+launched. Nothing is compiled, cached or written at run time.
 """
 
 from flashtri import _load

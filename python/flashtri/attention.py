@@ -18,7 +18,7 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale * q k^T + attn_mask, causal where asked) v, differentiable in q, k, v, a floating mask and through lse.
+    """softmax(scale * q k^T + attn_mask) v, differentiable in q, k, v, a floating mask, and through lse.
 
     Args:
         q: [B, Hq, Sq, D], fp16 or bf16. D is a multiple of 8 from 8 to 256.
