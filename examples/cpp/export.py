@@ -8,10 +8,9 @@ Writes model.pt (TorchScript), model.pt2 (AOTInductor package: compiled by torch
 import argparse
 from pathlib import Path
 
+import flashtri  # noqa: F401 (registers torch.ops.flashtri)
 import torch
 from torch import Tensor, nn
-
-import flashtri  # noqa: F401 (registers torch.ops.flashtri)
 
 
 class SelfAttention(nn.Module):

