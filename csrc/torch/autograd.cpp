@@ -1,5 +1,6 @@
 // Gradients: a hand-written autograd node, a few microseconds cheaper than a Python or torch::autograd::Function one,
 // that also works under torch.func and compiled autograd.
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
@@ -9,7 +10,7 @@
 
 #include <algorithm>
 
-#include "checks.h"
+#include "cuda.h"
 
 namespace flashtri::op {
 
@@ -190,6 +191,11 @@ ForwardResult fwd_autograd(const ForwardArgs& args) {
   if (!any_requires_grad({&args.q, &args.k, &args.v, &mask})) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_fwd(args);
+  }
+  // A tensor subclass, FakeTensor for one, has no device to ask.
+  if (args.q.is_cuda() && !at::isTensorSubclassLike(args.q)) {
+    check_cuda_backward(args, {args.q.requires_grad(), args.k.requires_grad(), args.v.requires_grad(),
+                               mask.defined() && mask.requires_grad()});
   }
   // Made before the forward runs, so that its sequence number matches the forward's in profiles.
   auto node = make_node<AttentionBackward>();

@@ -116,14 +116,8 @@ ForwardResult fwd_cpu(const ForwardArgs& args) {
   const PlainOps guard;
   ForwardResult result = empty_forward(args);
   auto& [out, lse, row_stats, rng_state] = result;
-  out.zero_();
-  lse.fill_(-kInf);
-  const bool has_stats = row_stats.numel() > 0;
-  if (has_stats) {
-    row_stats.select(0, 0).fill_(-kInf);
-    row_stats.select(0, 1).zero_();
-  }
-  if (lse.numel() == 0 || args.k.size(2) == 0) return result;
+  fill_without_keys(result);
+  if (has_no_scores(args)) return result;
 
   const Blocks blocks(args);
   const at::Tensor v = args.v.to(at::kFloat);
@@ -137,7 +131,7 @@ ForwardResult fwd_cpu(const ForwardArgs& args) {
     const at::Tensor rows = at::matmul(p, v.narrow(2, 0, block.keys)).div_(sum.masked_fill(sum.eq(0.0), 1.0));
     out.narrow(2, block.first, block.rows).copy_(blocks.by_head(rows, block));
     lse.narrow(2, block.first, block.rows).copy_(blocks.by_head(max.add(sum.log()), block).squeeze(3));
-    if (has_stats) {
+    if (args.has_mask()) {
       row_stats.select(0, 0).narrow(2, block.first, block.rows).copy_(blocks.by_head(max, block).squeeze(3));
       row_stats.select(0, 1).narrow(2, block.first, block.rows).copy_(blocks.by_head(sum, block).squeeze(3));
     }
@@ -164,7 +158,7 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
   const auto [needs_dq, needs_dk, needs_dv, needs_mask] = args.output_mask;
   const bool needs_dmask = args.needs_dmask();
   for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
-  if (args.lse.numel() == 0 || args.k.size(2) == 0) return result;
+  if (has_no_scores(args)) return result;
 
   const Blocks blocks(args);
   const at::Tensor v = args.v.to(at::kFloat);

@@ -4,6 +4,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/SymInt.h>
 
+#include <limits>
+
 namespace flashtri::op {
 
 namespace {
@@ -41,6 +43,18 @@ BackwardResult empty_backward(const BackwardArgs& args) {
           gradient(args.v, args.output_mask[2]),
           args.needs_dmask() ? at::empty_symint(args.attn_mask->sym_sizes(), args.attn_mask->options())
                              : empty_vector((args.has_mask() ? *args.attn_mask : args.q).options())};
+}
+
+bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }
+
+void fill_without_keys(const ForwardResult& result) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto& [out, lse, row_stats, rng_state] = result;
+  out.zero_();
+  lse.fill_(-kInf);
+  if (row_stats.numel() == 0) return;
+  row_stats.select(0, 0).fill_(-kInf);
+  row_stats.select(0, 1).zero_();
 }
 
 }  // namespace flashtri::op

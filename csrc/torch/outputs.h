@@ -13,4 +13,10 @@ ForwardResult empty_forward(const ForwardArgs& args);
 // A gradient that is not needed has shape [0].
 BackwardResult empty_backward(const BackwardArgs& args);
 
+// True where no query meets a key, so that there is nothing to launch.
+bool has_no_scores(const ForwardArgs& args);
+
+// The results of rows that see no key: out 0, lse -inf, maximum -inf, sum 0.
+void fill_without_keys(const ForwardResult& result);
+
 }  // namespace flashtri::op

@@ -1,0 +1,193 @@
+// The ops on CUDA tensors: describe them to the planner, allocate, launch. No CUDA library is linked: device and stream
+// come through c10's registry of device types, the launch through csrc/core.
+#include "cuda.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "checks.h"
+#include "core/launcher.h"
+#include "outputs.h"
+
+namespace flashtri::op {
+
+namespace {
+
+DType dtype_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kFloat:
+      return DType::f32;
+    default:
+      return DType::boolean;  // the checks let nothing else through
+  }
+}
+
+// Fewer dimensions than four, as a mask may have, are taken as the last ones.
+Tensor describe(const at::Tensor& tensor, const void* data) {
+  Tensor described;
+  described.data = const_cast<void*>(data);
+  described.dtype = dtype_of(tensor.scalar_type());
+  described.size.fill(1);
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t i = 0, offset = 4 - sizes.size(); i < sizes.size(); ++i) {
+    described.size[offset + i] = sizes[i];
+    described.stride[offset + i] = sizes[i] == 1 ? 0 : strides[i];
+  }
+  return described;
+}
+
+Tensor describe_input(const at::Tensor& tensor) { return describe(tensor, tensor.const_data_ptr()); }
+Tensor describe_output(const at::Tensor& tensor) { return describe(tensor, tensor.mutable_data_ptr()); }
+
+// An input as the kernels can read it: itself, or a copy that `storage` keeps alive. The allocator hands the copy's
+// memory to later work of the same stream only, so it may go when this call returns.
+Tensor readable(const at::Tensor& tensor, at::Tensor& storage) {
+  const Tensor described = describe_input(tensor);
+  if (is_readable(described)) return described;
+  storage = tensor.clone(at::MemoryFormat::Contiguous);
+  return describe_input(storage);
+}
+
+// lse, row_stats and grad_lse are read as flat fp32 arrays.
+void* dense(const at::Tensor& tensor, at::Tensor& storage) {
+  const bool as_it_is = tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  storage = as_it_is ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+  return const_cast<void*>(storage.const_data_ptr());
+}
+
+Plan make_plan(const Problem& problem, c10::DeviceIndex device) {
+  try {
+    return plan(problem, device_facts(device));
+  } catch (const PlanError& error) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!error.unsupported, error.what());
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+void launch_on_current_stream(const Plan& plan, at::Device device) {
+  const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
+  launch(plan, device.index(), cuda.getStream(device).native_handle());
+}
+
+// Everything but the tensors.
+void set_options(Problem& problem, const ForwardArgs& args) {
+  problem.scale = static_cast<float>(scale_of(args));
+  problem.is_causal = args.is_causal;
+  problem.bottom_right = args.bottom_right;
+}
+
+ForwardResult fwd_cuda(const ForwardArgs& args) {
+  check_forward(args);
+  const c10::DeviceGuard guard(args.q.device());
+  ForwardResult result = empty_forward(args);
+  const auto& [out, lse, row_stats, rng_state] = result;
+  if (has_no_scores(args)) {
+    fill_without_keys(result);
+    return result;
+  }
+
+  at::Tensor q, k, v;  // copies, where needed
+  Problem problem;
+  problem.q = readable(args.q, q);
+  problem.k = readable(args.k, k);
+  problem.v = readable(args.v, v);
+  problem.out = describe_output(out);
+  if (args.has_mask()) problem.mask = describe_input(*args.attn_mask);
+  set_options(problem, args);
+
+  Plan plan = make_plan(problem, args.q.device().index());
+  plan.args.set(Arg::lse, lse.mutable_data_ptr());
+  if (args.has_mask()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
+  launch_on_current_stream(plan, args.q.device());
+  return result;
+}
+
+BackwardResult bwd_cuda(const BackwardArgs& args) {
+  check_backward(args);
+  const c10::DeviceGuard guard(args.q.device());
+  // dk and dv come from one kernel, which writes both.
+  BackwardArgs wider = args;
+  wider.output_mask[1] = wider.output_mask[2] = args.output_mask[1] || args.output_mask[2];
+  BackwardResult result = empty_backward(wider);
+  auto& [dq, dk, dv, dmask] = result;
+  if (has_no_scores(args)) {
+    for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
+  } else {
+    at::Tensor q, k, v, out, grad_out, lse, row_stats, grad_lse, scratch;
+    Problem problem;
+    problem.backward = true;
+    problem.q = readable(args.q, q);
+    problem.k = readable(args.k, k);
+    problem.v = readable(args.v, v);
+    problem.out = readable(args.out, out);
+    problem.dout = readable(args.grad_out, grad_out);
+    if (args.has_mask()) problem.mask = describe_input(*args.attn_mask);
+    if (wider.output_mask[0]) problem.dq = describe_output(dq);
+    if (wider.output_mask[1]) problem.dk = describe_output(dk);
+    if (wider.output_mask[2]) problem.dv = describe_output(dv);
+    problem.has_dlse = args.has_grad_lse();
+    problem.needs_dmask = args.needs_dmask();
+    set_options(problem, args);
+
+    Plan plan = make_plan(problem, args.q.device().index());
+    const auto fp32 = args.lse.options();
+    const at::Tensor delta = at::empty({plan.delta_elements}, fp32);
+    plan.args.set(Arg::delta, delta.mutable_data_ptr());
+    plan.args.set(Arg::lse, dense(args.lse, lse));
+    if (args.has_mask()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
+    if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(*args.grad_lse, grad_lse));
+    if (args.needs_dmask()) {
+      scratch = at::empty({plan.dmask_splits, dmask.numel()}, fp32);
+      plan.args.set(Arg::dmask, scratch.mutable_data_ptr());
+    }
+    launch_on_current_stream(plan, args.q.device());
+    if (args.needs_dmask()) dmask.copy_(scratch.sum(0).view(dmask.sizes()));
+  }
+  if (!args.output_mask[1]) dk = at::empty({0}, args.k.options());
+  if (!args.output_mask[2]) dv = at::empty({0}, args.v.options());
+  return result;
+}
+
+// What the planner would be asked by the backward, with gradients described by their inputs: same dtypes and sizes.
+Problem backward_problem(const ForwardArgs& args, const std::array<bool, 4>& needs) {
+  const auto contiguous = [](const at::Tensor& tensor, int64_t last_dim) {
+    Tensor described = describe(tensor, nullptr);
+    described.size[3] = last_dim;
+    described.stride = {described.size[1] * described.size[2] * last_dim, described.size[2] * last_dim, last_dim, 1};
+    return described;
+  };
+  Problem problem;
+  problem.backward = true;
+  problem.q = contiguous(args.q, args.q.size(3));
+  problem.k = contiguous(args.k, args.k.size(3));
+  problem.v = contiguous(args.v, args.v.size(3));
+  problem.out = problem.dout = contiguous(args.q, args.v.size(3));
+  if (args.has_mask()) problem.mask = describe(*args.attn_mask, nullptr);
+  if (needs[0]) problem.dq = problem.q;
+  if (needs[1] || needs[2]) {
+    problem.dk = problem.k;
+    problem.dv = problem.v;
+  }
+  problem.needs_dmask = needs[3];
+  set_options(problem, args);
+  return problem;
+}
+
+}  // namespace
+
+void check_cuda_backward(const ForwardArgs& args, const std::array<bool, 4>& needs) {
+  check_forward(args);
+  make_plan(backward_problem(args, needs), args.q.device().index());
+}
+
+TORCH_LIBRARY_IMPL(flashtri, CUDA, library) {
+  register_fwd<fwd_cuda>(library);
+  register_bwd<bwd_cuda>(library);
+}
+
+}  // namespace flashtri::op
