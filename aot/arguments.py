@@ -1,0 +1,52 @@
+"""Reads csrc/core/arguments.def, where the name, type and divisor of every kernel argument stand."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+PATH = pathlib.Path(__file__).resolve().parent.parent / "csrc" / "core" / "arguments.def"
+
+_ENTRY = re.compile(r"^FLASHTRI_ARG\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\d+)\s*\)", re.MULTILINE)
+_TRITON_DTYPE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "boolean": "i1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    name: str
+    type: str
+    divisor: int
+
+    def triton_type(self, dtype: str, mask: str) -> str:
+        """The type in Triton's notation for q of `dtype` and this mask."""
+        if self.type == "element_ptr":
+            return "*" + _TRITON_DTYPE[dtype]
+        if self.type == "mask_ptr":
+            # Never read where there is no mask: any type will do.
+            return "*" + _TRITON_DTYPE["boolean" if mask == "none" else mask]
+        return {"f32_ptr": "*fp32", "f32": "fp32"}.get(self.type, self.type)
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes in a kernel's parameter list."""
+        return 4 if self.type in ("i32", "f32") else 8
+
+
+@functools.cache
+def read(path: pathlib.Path = PATH) -> dict[str, Argument]:
+    """Every argument by name, in the file's order. Raises ValueError for a file without any."""
+    found = {name: Argument(name, kind, int(divisor)) for name, kind, divisor in _ENTRY.findall(path.read_text())}
+    if not found:
+        raise ValueError(f"{path}: no FLASHTRI_ARG(name, type, divisor) entry found")
+    return found
+
+
+def lookup(name: str, function: str) -> Argument:
+    """Raises ValueError, with the remedy, for a kernel parameter that nobody supplies."""
+    try:
+        return read()[name]
+    except KeyError:
+        raise ValueError(
+            f"kernel {function}: parameter {name!r} is not in {PATH.name}, so no one supplies its value. Rename it to "
+            f"one that is, or add FLASHTRI_ARG({name}, type, divisor) there and set it in the planner (csrc/core/plan.cpp)"
+        ) from None

@@ -1,0 +1,108 @@
+"""Compiles many variants in parallel, through a cache keyed by everything a cubin depends on."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+import time
+
+from . import arguments
+from .variants import Variant
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Files whose text can change any cubin; a kernel's own file is added to these.
+COMMON_SOURCES = (ROOT / "triton_src" / "common.py", arguments.PATH, *(ROOT / "aot" / f for f in ("compiler.py", "cubin.py")))
+
+
+def cache_folder() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("FLASHTRI_CACHE") or pathlib.Path.home() / ".cache" / "flashtri")
+
+
+def triton_version() -> str:
+    return importlib.metadata.version("triton")
+
+
+def cache_key(variant: Variant) -> str:
+    """SHA-256 over the sources, the variant and Triton's version: equal keys mean equal cubins."""
+    digest = hashlib.sha256()
+    for path in (ROOT / "triton_src" / f"{variant.function}.py", *COMMON_SOURCES):
+        digest.update(path.read_bytes() + b"\0")
+    digest.update(json.dumps(dataclasses.asdict(variant), sort_keys=True).encode())
+    digest.update(triton_version().encode())
+    return digest.hexdigest()
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
+    # Replaced in one step: another build may read the cache at the same time.
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def compile_cached(variant: Variant, folder: pathlib.Path) -> tuple[dict, pathlib.Path, bool]:
+    """Facts, path of the cubin in the cache, and whether it had to be compiled."""
+    image_path = folder / f"{cache_key(variant)}.cubin"
+    facts_path = image_path.with_suffix(".json")
+    if image_path.exists() and facts_path.exists():
+        return json.loads(facts_path.read_text()), image_path, False
+    from .compiler import compile_unchecked  # imports Triton, which a fully cached build does not need
+
+    compiled = compile_unchecked(variant)
+    _write(image_path, compiled.image)
+    _write(facts_path, json.dumps(compiled.facts).encode())
+    return compiled.facts, image_path, True
+
+
+class Progress:
+    """A bar on a terminal, a line every tenth of the work elsewhere; both on stderr."""
+
+    def __init__(self, total: int, stream=sys.stderr):
+        self.total, self.done, self.stream, self.start = total, 0, stream, time.monotonic()
+
+    def step(self, name: str) -> None:
+        self.done += 1
+        seconds = time.monotonic() - self.start
+        if self.stream.isatty():
+            filled = 30 * self.done // self.total
+            bar = "#" * filled + "." * (30 - filled)
+            end = "\n" if self.done == self.total else ""
+            self.stream.write(f"\r\x1b[K[{bar}] {self.done}/{self.total} kernels {seconds:.0f}s {name}{end}")
+        elif self.done == self.total or self.done * 10 // self.total != (self.done - 1) * 10 // self.total:
+            self.stream.write(f"kernels: {self.done}/{self.total} ({seconds:.0f}s)\n")
+        self.stream.flush()
+
+
+def build(wanted: list[Variant], jobs: int) -> list[tuple[dict, pathlib.Path]]:
+    """(facts, cubin path) of each variant, in the given order. Raises BuildError listing every kernel that must not ship."""
+    from .limits import BuildError, problem
+
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = Progress(len(wanted))
+    results, failures = {}, []
+    # Spawned, not forked: Triton's compiler starts threads.
+    context = multiprocessing.get_context("spawn")
+    cached = [v for v in wanted if (folder / f"{cache_key(v)}.cubin").exists()]
+    compiled = [v for v in wanted if v not in set(cached)]
+    for variant in cached:
+        results[variant] = compile_cached(variant, folder)
+        progress.step(variant.name)
+    if compiled:
+        with concurrent.futures.ProcessPoolExecutor(max(1, min(jobs, len(compiled))), context) as pool:
+            futures = {pool.submit(compile_cached, variant, folder): variant for variant in compiled}
+            for future in concurrent.futures.as_completed(futures):
+                variant = futures[future]
+                try:
+                    results[variant] = future.result()
+                except (BuildError, ValueError) as error:
+                    failures.append(str(error))
+                progress.step(variant.name)
+    failures += filter(None, (problem(facts) for facts, _, _ in results.values()))
+    if failures:
+        raise BuildError("\n".join(failures))
+    return [results[variant][:2] for variant in wanted]

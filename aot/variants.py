@@ -1,0 +1,68 @@
+"""Which kernels are compiled: functions x dtype x mask x block_d, less the exclusions named here."""
+
+import dataclasses
+import os
+
+from . import tiles
+
+ARCHS = (80, 86, 89, 90, 100, 103, 120)
+DTYPES = ("f16", "bf16")
+# The value of the constexpr MASK for each mask dtype.
+MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
+# head_dim is padded up to one of these; Triton's tiles are powers of two.
+BLOCK_DS = (32, 64, 128, 256)
+
+FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask")
+
+# (functions, masks, block_ds, reason): a combination that is not compiled.
+EXCLUSIONS = (
+    (("bwd_delta",), ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "delta is sum(out * dout): no mask enters it"),
+    (("bwd_delta",), ("none",), (32,), "memory-bound: predicated-off columns of the 64-wide tile cost nothing"),
+    (("bwd_dmask",), ("none", "boolean"), BLOCK_DS, "only an additive mask has a gradient"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One kernel to compile."""
+
+    function: str
+    dtype: str
+    mask: str
+    arch: int
+    tile: tiles.Tile
+
+    @property
+    def name(self) -> str:
+        mask = "" if self.mask == "none" else f"_mask_{self.mask}"
+        return f"{self.function}_{self.dtype}_d{self.tile.block_d}{mask}_sm{self.arch}"
+
+
+def is_excluded(function: str, mask: str, block_d: int) -> bool:
+    return any(function in rule[0] and mask in rule[1] and block_d in rule[2] for rule in EXCLUSIONS)
+
+
+def variants(archs=ARCHS) -> list[Variant]:
+    """The whole table for these architectures, in the order in which the planner meets it."""
+    return [
+        Variant(function, dtype, mask, arch, tiles.tile(function, block_d, mask, arch))
+        for arch in archs
+        for function in FUNCTIONS
+        for dtype in DTYPES
+        for block_d in BLOCK_DS
+        for mask in MASKS
+        if not is_excluded(function, mask, block_d)
+    ]
+
+
+def parse_archs(text: str | None = None) -> tuple[int, ...]:
+    """Architectures from `text`, else from FLASHTRI_ARCHS, else all: numbers with spaces, commas or semicolons between.
+
+    Raises ValueError for one that is not in ARCHS.
+    """
+    text = text or os.environ.get("FLASHTRI_ARCHS", "")
+    words = text.replace(",", " ").replace(";", " ").split()
+    wrong = [word for word in words if not word.isdigit() or int(word) not in ARCHS]
+    if wrong:
+        raise ValueError(f"unknown architecture {wrong[0]!r}: FLASHTRI_ARCHS takes any of {' '.join(map(str, ARCHS))}")
+    return tuple(sorted({int(word) for word in words})) or ARCHS

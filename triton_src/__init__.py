@@ -1,0 +1,14 @@
+"""The kernels, in plain Triton: they compile ahead of time through aot/ and run in Triton's interpreter on CPU tensors.
+
+Every run-time parameter is named in csrc/core/arguments.def, which also gives its type and what it is a multiple of.
+"""
+
+from .bwd_delta import bwd_delta
+from .bwd_dkdv import bwd_dkdv
+from .bwd_dmask import bwd_dmask
+from .bwd_dq import bwd_dq
+from .fwd import fwd
+
+FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask)}
+
+__all__ = ["FUNCTIONS", "bwd_delta", "bwd_dkdv", "bwd_dmask", "bwd_dq", "fwd"]

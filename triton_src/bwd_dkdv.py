@@ -1,0 +1,111 @@
+"""Backward: dv = P^T dout and dk = scale * dS^T q, summed over the query heads that share a key head."""
+
+import triton
+import triton.language as tl
+
+from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_tile, probabilities, tile_offsets
+
+
+@triton.jit
+def dkdv_blocks(
+    dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, row_base, columns,
+    count, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
+    num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """`count` query blocks of one head: with EDGE those that need a mask, else the full ones from `full_first` on.
+
+    Everything is transposed, so that P^T and dS^T are left operands and can stay in registers.
+    """
+    q_offsets = tile_offsets(q_stride_s, BLOCK_M, BLOCK_D)
+    dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    for i in tl.range(0, count):
+        if EDGE:
+            start = edge_block(i, first, full_first, full_end) * BLOCK_M
+        else:
+            start = (full_first + i) * BLOCK_M
+        rows = start + tl.arange(0, BLOCK_M)
+        q_tile = load_tile(q, start, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, EDGE)  # [BLOCK_M, BLOCK_D]
+        subtract, multiply = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK)
+        s_t = tl.dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        mask_tile = 0
+        keep = 0
+        if MASK != 0:
+            # Loaded as [BLOCK_M, BLOCK_N] because a mask's keys are the ones that lie side by side in memory.
+            mask_tile = tl.trans(load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k))
+        if EDGE:
+            keep = in_band(rows[None, :], columns[:, None], seqlen_k, band_lo, band_hi)
+        p_t = probabilities(s_t, scale, mask_tile, keep, subtract[None, :], multiply[None, :], MASK, EDGE)
+        dout_tile = load_tile(dout, start, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, EDGE)
+        dv_acc = tl.dot(p_t.to(dout_tile.dtype), dout_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
+        row_delta = tl.load(delta + row_base + rows, mask=rows < seqlen_q, other=0.0)
+        dp_t = tl.dot(v_tile, tl.trans(dout_tile))  # [BLOCK_N, BLOCK_M]
+        ds_t = p_t * (dp_t - row_delta[None, :])
+        dk_acc = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)  # [BLOCK_N, BLOCK_D]
+    return dk_acc, dv_acc
+
+
+@triton.jit
+def bwd_dkdv(
+    q, k, v, mask, dout, lse, row_stats, delta, dk, dv,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
+    dv_stride_b, dv_stride_h, dv_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One block of keys of one key head. Grid: cdiv(seqlen_k, BLOCK_N) * batch * heads_k."""
+    num_blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    # Under causality the first block has the most queries, so this order is longest first.
+    start_n = tl.program_id(0) % num_blocks * BLOCK_N
+    head_index = tl.program_id(0) // num_blocks
+    heads_k = heads_q // group_size
+    b = head_index // heads_k
+    h_k = head_index % heads_k
+    k += b * k_stride_b + h_k * k_stride_h
+    v += b * v_stride_b + h_k * v_stride_h
+    dk += b * dk_stride_b + h_k * dk_stride_h
+    dv += b * dv_stride_b + h_k * dv_stride_h
+
+    columns = start_n + tl.arange(0, BLOCK_N)
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    k_offsets = tile_offsets(k_stride_s, BLOCK_N, BLOCK_D)
+    v_offsets = tile_offsets(v_stride_s, BLOCK_N, BLOCK_D)
+    k_tile = load_tile(k, start_n, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, True)
+    v_tile = load_tile(v, start_n, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, True)
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+
+    # Keys past the end need no edge: each key's gradient is a row of its own here, and theirs is not stored.
+    first, full_first, full_end, end = block_ranges(
+        start_n, seqlen_k, seqlen_q, -band_hi, -band_lo, BLOCK_N, BLOCK_M
+    )
+    full = full_end - full_first
+    for g in tl.range(0, group_size):
+        h = h_k * group_size + g
+        q_head = q + b * q_stride_b + h * q_stride_h
+        dout_head = dout + b * dout_stride_b + h * dout_stride_h
+        mask_head = mask + b * mask_stride_b + h * mask_stride_h
+        # 64-bit: batch * heads * seqlen may pass 2^31.
+        row_base = (b * heads_q + h).to(tl.int64) * seqlen_q
+        dk_acc, dv_acc = dkdv_blocks(
+            dk_acc, dv_acc, k_tile, v_tile, q_head, dout_head, mask_head, lse, row_stats, delta, row_base, columns,
+            full, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
+            num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+            MASK, False, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+        dk_acc, dv_acc = dkdv_blocks(
+            dk_acc, dv_acc, k_tile, v_tile, q_head, dout_head, mask_head, lse, row_stats, delta, row_base, columns,
+            end - first - full, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
+            num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+            MASK, True, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+
+    in_columns = (columns < seqlen_k)[:, None]
+    dk_tile = dk + start_n * dk_stride_s + tile_offsets(dk_stride_s, BLOCK_N, BLOCK_D)
+    dv_tile = dv + start_n * dv_stride_s + tile_offsets(dv_stride_s, BLOCK_N, BLOCK_D)
+    tl.store(dk_tile, (dk_acc * scale).to(dk.dtype.element_ty), mask=in_columns & in_dim_k)
+    tl.store(dv_tile, dv_acc.to(dv.dtype.element_ty), mask=in_columns & in_dim_v)

@@ -1,0 +1,96 @@
+"""Backward: dq = scale * dS k, dS = P * (dout v^T - delta)."""
+
+import triton
+import triton.language as tl
+
+from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_tile, probabilities, tile_offsets
+
+
+@triton.jit
+def dq_blocks(
+    dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, count, first, full_first, full_end,
+    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on."""
+    k_offsets = tile_offsets(k_stride_s, BLOCK_N, BLOCK_D)
+    v_offsets = tile_offsets(v_stride_s, BLOCK_N, BLOCK_D)
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    for i in tl.range(0, count):
+        if EDGE:
+            start = edge_block(i, first, full_first, full_end) * BLOCK_N
+        else:
+            start = (full_first + i) * BLOCK_N
+        columns = start + tl.arange(0, BLOCK_N)
+        k_tile = load_tile(k, start, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
+        v_tile = load_tile(v, start, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
+        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        mask_tile = 0
+        keep = 0
+        if MASK != 0:
+            mask_tile = load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
+        if EDGE:
+            keep = in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi)
+        p = probabilities(s, scale, mask_tile, keep, subtract[:, None], multiply[:, None], MASK, EDGE)
+        dp = tl.dot(dout_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
+        ds = p * (dp - row_delta[:, None])
+        dq_acc = tl.dot(ds.to(k_tile.dtype), k_tile, dq_acc)  # [BLOCK_M, BLOCK_D]
+    return dq_acc
+
+
+@triton.jit
+def bwd_dq(
+    q, k, v, mask, dout, lse, row_stats, delta, dq,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    dout_stride_b, dout_stride_h, dout_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
+    mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q."""
+    num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    # Longest first under causality, as in the forward.
+    start_m = (num_blocks - 1 - tl.program_id(0) % num_blocks) * BLOCK_M
+    head_index = tl.program_id(0) // num_blocks
+    b = head_index // heads_q
+    h = head_index % heads_q
+    h_k = h // group_size
+    q += b * q_stride_b + h * q_stride_h
+    k += b * k_stride_b + h_k * k_stride_h
+    v += b * v_stride_b + h_k * v_stride_h
+    dout += b * dout_stride_b + h * dout_stride_h
+    dq += b * dq_stride_b + h * dq_stride_h
+    mask += b * mask_stride_b + h * mask_stride_h
+
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < seqlen_q
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    q_offsets = tile_offsets(q_stride_s, BLOCK_M, BLOCK_D)
+    dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
+    q_tile = load_tile(q, start_m, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, True)
+    dout_tile = load_tile(dout, start_m, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, True)
+    # 64-bit: batch * heads * seqlen may pass 2^31.
+    row_base = head_index.to(tl.int64) * seqlen_q
+    row_delta = tl.load(delta + row_base + rows, mask=in_rows, other=0.0)
+    subtract, multiply = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK)
+    dq_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+
+    first, full_first, full_end, end = block_ranges(
+        start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N
+    )
+    full = full_end - full_first
+    dq_acc = dq_blocks(
+        dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, full, first, full_first, full_end,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+        scale, MASK, False, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    dq_acc = dq_blocks(
+        dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, end - first - full, first,
+        full_first, full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim,
+        head_dim_v, band_lo, band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    dq_tile = dq + start_m * dq_stride_s + tile_offsets(dq_stride_s, BLOCK_M, BLOCK_D)
+    tl.store(dq_tile, (dq_acc * scale).to(dq.dtype.element_ty), mask=in_rows[:, None] & in_dim_k)

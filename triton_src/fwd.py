@@ -1,0 +1,125 @@
+"""Forward: out = softmax(scale * q k^T + mask) v over the band, with the row's LSE, by online softmax (FlashAttention)."""
+
+import triton
+import triton.language as tl
+
+from .common import LN2, LOG2E, block_ranges, edge_block, in_band, load_mask, load_tile, mask_scores, tile_offsets
+
+
+@triton.jit
+def fwd_blocks(
+    acc, row_max, row_sum, q_tile, k, v, mask, rows, count, first, full_first, full_end,
+    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on.
+
+    row_max is in base-2 units without a mask (scale * log2e rides on one FMA) and in natural units with one.
+    """
+    k_offsets = tile_offsets(k_stride_s, BLOCK_N, BLOCK_D)
+    v_offsets = tile_offsets(v_stride_s, BLOCK_N, BLOCK_D)
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    for i in tl.range(0, count):
+        if EDGE:
+            start = edge_block(i, first, full_first, full_end) * BLOCK_N
+        else:
+            start = (full_first + i) * BLOCK_N
+        k_tile = load_tile(k, start, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
+        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        columns = start + tl.arange(0, BLOCK_N)
+        if MASK != 0:
+            mask_tile = load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
+            s = mask_scores(s, scale, mask_tile, MASK)
+        elif EDGE:
+            # Scaled before masking, as a scale of 0 times -inf would be NaN.
+            s = s * (scale * LOG2E)
+        if EDGE:
+            s = tl.where(in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi), s, float("-inf"))
+        if MASK != 0 or EDGE:
+            new_max = tl.maximum(row_max, tl.max(s, 1))
+            # A row that has seen no key yet: 0 keeps -inf - (-inf) out, and exp2(-inf) is the 0 that is wanted.
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            if MASK != 0:
+                p = tl.math.exp2((s - safe_max[:, None]) * LOG2E)
+                alpha = tl.math.exp2((row_max - safe_max) * LOG2E)
+            else:
+                p = tl.math.exp2(s - safe_max[:, None])
+                alpha = tl.math.exp2(row_max - safe_max)
+        else:
+            new_max = tl.maximum(row_max, tl.max(s, 1) * (scale * LOG2E))
+            p = tl.math.exp2(s * (scale * LOG2E) - new_max[:, None])
+            alpha = tl.math.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        v_tile = load_tile(v, start, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc)  # [BLOCK_M, BLOCK_D]
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def fwd(
+    q, k, v, mask, out, lse, row_stats,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    out_stride_b, out_stride_h, out_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q.
+
+    Writes out, lse and, with a mask, row_stats. A row without a visible key: out 0, lse -inf, row_stats (-inf, 0).
+    """
+    num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    # Under causality the last block has the most keys: first in, so that short ones fill the tail.
+    start_m = (num_blocks - 1 - tl.program_id(0) % num_blocks) * BLOCK_M
+    head_index = tl.program_id(0) // num_blocks
+    b = head_index // heads_q
+    h = head_index % heads_q
+    h_k = h // group_size
+    q += b * q_stride_b + h * q_stride_h
+    k += b * k_stride_b + h_k * k_stride_h
+    v += b * v_stride_b + h_k * v_stride_h
+    out += b * out_stride_b + h * out_stride_h
+    mask += b * mask_stride_b + h * mask_stride_h
+
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    q_offsets = tile_offsets(q_stride_s, BLOCK_M, BLOCK_D)
+    q_tile = load_tile(q, start_m, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, True)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+
+    first, full_first, full_end, end = block_ranges(
+        start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N
+    )
+    full = full_end - full_first
+    acc, row_max, row_sum = fwd_blocks(
+        acc, row_max, row_sum, q_tile, k, v, mask, rows, full, first, full_first, full_end,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+        scale, MASK, False, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, row_max, row_sum = fwd_blocks(
+        acc, row_max, row_sum, q_tile, k, v, mask, rows, end - first - full, first, full_first, full_end,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+        scale, MASK, True, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    in_rows = rows < seqlen_q
+    acc = acc / tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
+    in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    out_tile = out + start_m * out_stride_s + tile_offsets(out_stride_s, BLOCK_M, BLOCK_D)
+    tl.store(out_tile, acc.to(out.dtype.element_ty), mask=in_rows[:, None] & in_dim_v)
+
+    # 64-bit: batch * heads * seqlen may pass 2^31.
+    row_base = head_index.to(tl.int64) * seqlen_q
+    # log2(0) = -inf makes the LSE of a row without keys -inf by itself.
+    row_lse = tl.math.log2(row_sum) * LN2
+    if MASK == 0:
+        row_lse += row_max * LN2
+    else:
+        row_lse += row_max
+        tl.store(row_stats + row_base + rows, row_max, mask=in_rows)
+        tl.store(row_stats + num_rows + row_base + rows, row_sum, mask=in_rows)
+    tl.store(lse + row_base + rows, row_lse, mask=in_rows)
