@@ -65,7 +65,7 @@ struct Saved {
     args.pack(scale.has_value());
     args.pack(scale.value_or(0.0));
     args.pack(bottom_right);
-    args.pack(needs);
+    for (const bool needed : needs) args.pack(needed);
     return args.vec();
   }
 
@@ -82,7 +82,7 @@ struct Saved {
     const double scale = args.unpack<double>();
     if (has_scale) saved.scale = scale;
     saved.bottom_right = args.unpack<bool>();
-    saved.needs = args.unpack<std::array<bool, 4>>();
+    for (bool& needed : saved.needs) needed = args.unpack<bool>();
     return saved;
   }
 };

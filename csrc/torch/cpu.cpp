@@ -155,10 +155,12 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
   const PlainOps guard;
   BackwardResult result = empty_backward(args);
   auto& [dq, dk, dv, dmask] = result;
-  const auto [needs_dq, needs_dk, needs_dv, needs_mask] = args.output_mask;
-  const bool needs_dmask = args.needs_dmask();
+  const bool needs_dq = args.output_mask[0], needs_dk = args.output_mask[1], needs_dv = args.output_mask[2];
+  const bool is_constant = args.needs_dmask() && is_constant_along_keys(*args.attn_mask);
+  const bool needs_dmask = args.needs_dmask() && !is_constant;
   for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
   if (has_no_scores(args)) return result;
+  if (is_constant) fill_dmask_constant_along_keys(args, dmask);
 
   const Blocks blocks(args);
   const at::Tensor v = args.v.to(at::kFloat);

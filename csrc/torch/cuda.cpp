@@ -131,7 +131,8 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     if (wider.output_mask[1]) problem.dk = describe_output(dk);
     if (wider.output_mask[2]) problem.dv = describe_output(dv);
     problem.has_dlse = args.has_grad_lse();
-    problem.needs_dmask = args.needs_dmask();
+    const bool is_constant = args.needs_dmask() && is_constant_along_keys(*args.attn_mask);
+    problem.needs_dmask = args.needs_dmask() && !is_constant;
     set_options(problem, args);
 
     Plan plan = make_plan(problem, args.q.device().index());
@@ -141,12 +142,13 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     plan.args.set(Arg::lse, dense(args.lse, lse));
     if (args.has_mask()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
     if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(*args.grad_lse, grad_lse));
-    if (args.needs_dmask()) {
+    if (problem.needs_dmask) {
       scratch = at::empty({plan.dmask_splits, dmask.numel()}, fp32);
       plan.args.set(Arg::dmask, scratch.mutable_data_ptr());
     }
     launch_on_current_stream(plan, args.q.device());
-    if (args.needs_dmask()) dmask.copy_(scratch.sum(0).view(dmask.sizes()));
+    if (is_constant) fill_dmask_constant_along_keys(args, dmask);
+    if (problem.needs_dmask) dmask.copy_(scratch.sum(0).view(dmask.sizes()));
   }
   if (!args.output_mask[1]) dk = at::empty({0}, args.k.options());
   if (!args.output_mask[2]) dv = at::empty({0}, args.v.options());
@@ -173,7 +175,7 @@ Problem backward_problem(const ForwardArgs& args, const std::array<bool, 4>& nee
     problem.dk = problem.k;
     problem.dv = problem.v;
   }
-  problem.needs_dmask = needs[3];
+  problem.needs_dmask = needs[3] && !is_constant_along_keys(*args.attn_mask);
   set_options(problem, args);
   return problem;
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sum_to_size.h>
 #include <c10/core/SymInt.h>
 
 #include <limits>
@@ -9,6 +10,8 @@
 namespace flashtri::op {
 
 namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // [B, H, S, last_dim], dense. The memory order is [B, S, H, last_dim] where the source's heads lie closer together than
 // its rows, so that a model which keeps [B, S, H, D] and transposes gets the same back, and reshapes it without a copy.
@@ -48,13 +51,23 @@ BackwardResult empty_backward(const BackwardArgs& args) {
 bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }
 
 void fill_without_keys(const ForwardResult& result) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
   const auto& [out, lse, row_stats, rng_state] = result;
   out.zero_();
   lse.fill_(-kInf);
   if (row_stats.numel() == 0) return;
   row_stats.select(0, 0).fill_(-kInf);
   row_stats.select(0, 1).zero_();
+}
+
+bool is_constant_along_keys(const at::Tensor& mask) { return mask.dim() == 0 || mask.size(-1) == 1; }
+
+void fill_dmask_constant_along_keys(const BackwardArgs& args, const at::Tensor& dmask) {
+  if (!args.has_grad_lse()) {
+    dmask.zero_();
+    return;
+  }
+  const at::Tensor rows = args.grad_lse->masked_fill(args.lse.eq(-kInf), 0.0).unsqueeze(3);  // [B, Hq, Sq, 1]
+  dmask.copy_(rows.sum_to_size(dmask.sizes()));
 }
 
 }  // namespace flashtri::op

@@ -1,0 +1,212 @@
+"""The one table of problems: CPU tests, GPU tests and benchmarks take theirs from here.
+
+    for problem in PROBLEMS: inputs = problem.inputs("cuda"); attention(inputs.q, inputs.k, inputs.v, ...)
+
+All values are zero-mean, and memory around a tensor (layouts "sliced" and "misaligned") is NaN: reading a padded key,
+or past a row, shows.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "bool": torch.bool}
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    q: Tensor  # [B, Hq, Sq, D]
+    k: Tensor  # [B, Hk, Sk, D]
+    v: Tensor  # [B, Hk, Sk, Dv]
+    mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+    bottom_right: bool
+    dout: Tensor  # [B, Hq, Sq, Dv], dtype of q
+    dlse: Tensor | None  # [B, Hq, Sq], fp32
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One call of the op, as data."""
+
+    batch: int = 2
+    heads_q: int = 4
+    heads_k: int = 4
+    seqlen_q: int = 65
+    seqlen_k: int = 130
+    head_dim: int = 32
+    head_dim_v: int | None = None  # None: head_dim
+    dtype: str = "f16"
+    mask: str | None = None  # a key of DTYPES
+    # Axes the mask has, of "bhqk"; "1" is an axis of size 1. Fewer than four letters: a mask of lower rank.
+    mask_axes: str = "bhqk"
+    # random | holes (a fifth is -inf or False) | dead (holes, and a third of the rows are all -inf or False)
+    # | lowest (a third of the rows are all finfo.min) | padding (each sequence's last keys are finfo.min or False)
+    mask_values: str = "random"
+    causal: str | None = None  # top_left | bottom_right
+    scale: float | None = None
+    # dense | bshd | transposed (last dimension not contiguous) | expanded | sliced | misaligned
+    layout: str = "dense"
+    has_dlse: bool = True
+
+    def __str__(self) -> str:
+        def pair(letter, a, b):
+            return f"{letter}{a}" if a == b else f"{letter}{a}x{b}"
+
+        parts = [
+            f"B{self.batch}",
+            pair("H", self.heads_q, self.heads_k),
+            pair("S", self.seqlen_q, self.seqlen_k),
+            pair("D", self.head_dim, self.head_dim_v or self.head_dim),
+            self.dtype,
+        ]
+        if self.causal:
+            parts.append("causal" if self.causal == "top_left" else "causal_bottom_right")
+        if self.mask:
+            parts.append(f"mask_{self.mask}_{self.mask_axes or 'scalar'}")
+            parts += [self.mask_values] if self.mask_values != "random" else []
+        parts += [self.layout] if self.layout != "dense" else []
+        parts += [f"scale{self.scale}"] if self.scale is not None else []
+        parts += [] if self.has_dlse else ["no_dlse"]
+        return "-".join(parts)
+
+    def inputs(self, device: str | torch.device = "cpu") -> Inputs:
+        """The same values for every run and device."""
+        draw = torch.Generator().manual_seed(hash_of(str(self)))
+        dtype, dim_v = DTYPES[self.dtype], self.head_dim_v or self.head_dim
+
+        def tensor(heads, rows, columns, expanded_dim):
+            size = [self.batch, heads, rows, columns]
+            if self.layout == "expanded" and size[expanded_dim] > 0:
+                small = [1 if dim == expanded_dim else n for dim, n in enumerate(size)]
+                return torch.randn(small, generator=draw).to(device, dtype).expand(size)
+            return in_layout(torch.randn(size, generator=draw).to(device, dtype), self.layout)
+
+        return Inputs(
+            q=tensor(self.heads_q, self.seqlen_q, self.head_dim, 0),
+            k=tensor(self.heads_k, self.seqlen_k, self.head_dim, 1),
+            v=tensor(self.heads_k, self.seqlen_k, dim_v, 1),
+            mask=self._mask(draw, device),
+            is_causal=self.causal is not None,
+            scale=self.scale,
+            bottom_right=self.causal == "bottom_right",
+            dout=tensor(self.heads_q, self.seqlen_q, dim_v, 2),
+            dlse=self._dlse(draw, device),
+        )
+
+    def _dlse(self, draw: torch.Generator, device) -> Tensor | None:
+        size = (self.batch, self.heads_q, self.seqlen_q)
+        return torch.randn(size, generator=draw).to(device) if self.has_dlse else None
+
+    def _mask(self, draw: torch.Generator, device) -> Tensor | None:
+        if self.mask is None:
+            return None
+        sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_k, "1": 1}
+        size = [sizes[axis] for axis in self.mask_axes]
+        dtype = DTYPES[self.mask]
+        is_bool = dtype == torch.bool
+        lowest = 0.0 if is_bool else torch.finfo(dtype).min
+        nothing = 0.0 if is_bool else -math.inf
+        values = torch.ones(size) if is_bool else torch.randn(size, generator=draw)
+        if self.mask_values in ("holes", "dead") or is_bool:
+            values = values.masked_fill(torch.rand(size, generator=draw) < 0.2, nothing)
+        rows = values.flatten(0, -2) if len(size) > 1 else values.view(1, -1)
+        if self.mask_values == "dead":
+            rows[1::3] = nothing
+        elif self.mask_values == "lowest":
+            rows[1::3] = lowest
+        elif self.mask_values == "padding":
+            for i, row in enumerate(rows):
+                row[-(1 + 7 * (i % 3)) :] = lowest
+        return in_layout(values.to(dtype).to(device), self.layout if size else "dense")
+
+
+def hash_of(text: str) -> int:
+    """Python's own hash of a string differs between processes."""
+    return sum((i + 1) * byte for i, byte in enumerate(text.encode()))
+
+
+def in_layout(dense: Tensor, layout: str) -> Tensor:
+    """The same values in another layout of memory."""
+    if layout == "bshd" and dense.dim() == 4:
+        return dense.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "transposed" and dense.dim() >= 2:
+        return dense.transpose(-2, -1).contiguous().transpose(-2, -1)
+    if layout in ("sliced", "misaligned"):
+        # Eight elements of padding keep rows at multiples of 16 bytes, three do not.
+        pad = 8 if layout == "sliced" else 3
+        fill = True if dense.dtype == torch.bool else math.nan
+        around = dense.new_full([n + 2 * pad for n in dense.shape], fill)
+        inner = around[tuple(slice(pad, pad + n) for n in dense.shape)]
+        return inner.copy_(dense)
+    return dense
+
+
+def _dimensions():
+    for i, dim in enumerate((8, 16, 24, 40, 56, 64, 72, 96, 128, 136, 192, 256)):
+        yield Problem(head_dim=dim, dtype=("f16", "bf16")[i % 2], causal=(None, "bottom_right", "top_left")[i % 3])
+    for dim, dim_v in ((64, 128), (128, 64), (192, 128), (40, 8), (8, 256)):
+        yield Problem(head_dim=dim, head_dim_v=dim_v, dtype="bf16", mask="f32", mask_axes="1hqk")
+
+
+def _lengths():
+    lengths = ((1, 1), (1, 257), (257, 2), (16, 16), (63, 65), (128, 128), (129, 64), (200, 300), (300, 200), (65, 257))
+    for i, (seqlen_q, seqlen_k) in enumerate(lengths):
+        for causal in (None, "top_left", "bottom_right"):
+            dtype = ("f16", "bf16")[i % 2]
+            yield Problem(
+                batch=1, heads_q=2, heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=dtype, causal=causal
+            )
+
+
+def _masks():
+    axes = ("bhqk", "b11k", "1hqk", "11qk", "b1qk", "bhq1", "11q1", "1h1k", "b111", "1111", "hqk", "qk", "k", "")
+    masks = itertools.cycle(("f32", "bool", "f16", "bf16"))
+    for i, (mask_axes, mask) in enumerate(zip(axes, masks, strict=False)):
+        # A boolean mask without keys of its own is all or nothing, so it goes with values that say which.
+        values = "dead" if mask == "bool" and mask_axes[-1:] != "k" else "random"
+        dtype = ("f16", "bf16")[i // 2 % 2]
+        yield Problem(dtype=dtype, mask=mask, mask_axes=mask_axes, mask_values=values, causal=(None, "top_left")[i % 2])
+    for mask, dtype in itertools.product(("bool", "f16", "bf16", "f32"), ("f16", "bf16")):
+        yield Problem(seqlen_q=130, seqlen_k=65, dtype=dtype, mask=mask, mask_axes="b1qk", mask_values="dead")
+        yield Problem(dtype=dtype, mask=mask, mask_values="dead", causal="bottom_right", has_dlse=False)
+        yield Problem(seqlen_k=257, dtype=dtype, mask=mask, mask_axes="b11k", mask_values="padding", causal="top_left")
+    for mask, dtype in itertools.product(("f16", "bf16", "f32"), ("f16", "bf16")):
+        yield Problem(dtype=dtype, mask=mask, mask_axes="1hqk", mask_values="lowest")
+        yield Problem(seqlen_q=129, dtype=dtype, mask=mask, mask_values="lowest", causal="top_left")
+        yield Problem(batch=3, dtype=dtype, mask=mask, mask_axes="b11k", mask_values="lowest")
+        yield Problem(dtype=dtype, mask=mask, mask_values="holes", causal="top_left", head_dim=72)
+
+
+def _groups():
+    for i, (heads_q, heads_k) in enumerate(((4, 1), (6, 2), (8, 4), (5, 1))):
+        dtype = ("f16", "bf16")[i % 2]
+        yield Problem(heads_q=heads_q, heads_k=heads_k, dtype=dtype, causal=("top_left", None)[i % 2])
+        yield Problem(heads_q=heads_q, heads_k=heads_k, dtype=dtype, mask="f32", mask_axes="1hqk", head_dim_v=64)
+        yield Problem(heads_q=heads_q, heads_k=heads_k, dtype=dtype, mask="bool", mask_axes="bhqk", mask_values="dead")
+
+
+def _layouts():
+    for layout in ("bshd", "transposed", "expanded", "sliced", "misaligned"):
+        yield Problem(layout=layout, dtype="bf16", seqlen_q=66, seqlen_k=131, head_dim=40)
+        yield Problem(layout=layout, heads_k=2, causal="bottom_right", mask="f32", mask_axes="b1qk", mask_values="dead")
+        yield Problem(layout=layout, seqlen_q=257, seqlen_k=65, causal="top_left", mask="f16", mask_axes="bhqk")
+        yield Problem(layout=layout, dtype="bf16", mask="bool", mask_axes="1hqk", has_dlse=False)
+
+
+def _scales():
+    for scale in (0.0, 0.3, 2.0):
+        yield Problem(scale=scale, causal="top_left", mask="bf16", mask_axes="b1qk", dtype="bf16")
+
+
+def _empty():
+    for sizes in ({"batch": 0}, {"seqlen_q": 0}, {"seqlen_k": 0}, {"heads_q": 0, "heads_k": 0}):
+        yield Problem(**sizes)
+        yield Problem(**sizes, mask="f32", causal="bottom_right")
+
+
+PROBLEMS = list(dict.fromkeys([*_dimensions(), *_lengths(), *_masks(), *_groups(), *_layouts(), *_scales(), *_empty()]))

@@ -1,0 +1,99 @@
+"""The op against the reference, forward and backward, over the table of problems, on the device of --device."""
+
+import pytest
+import torch
+from problems import PROBLEMS, Problem
+from reference import check, run
+
+import flashtri
+
+
+def ours(q, k, v, mask, is_causal, scale, bottom_right):
+    return flashtri.attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, bottom_right=bottom_right, return_lse=True
+    )
+
+
+def test_ids_are_unique():
+    assert len({str(problem) for problem in PROBLEMS}) == len(PROBLEMS)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_forward_and_backward(problem, device):
+    inputs = problem.inputs(device)
+    check(run(ours, inputs), inputs)
+
+
+SOME = [
+    Problem(seqlen_q=130, heads_k=2, causal="top_left"),
+    Problem(seqlen_q=130, mask="f32", mask_axes="1hqk", mask_values="dead", dtype="bf16"),
+]
+
+
+@pytest.mark.parametrize("problem", SOME, ids=str)
+def test_repeats_bit_for_bit(problem, device):
+    inputs = problem.inputs(device)
+    first, second = run(ours, inputs), run(ours, inputs)
+    for name, value in vars(first).items():
+        assert value is None or torch.equal(value, getattr(second, name)), name
+
+
+@pytest.mark.parametrize("needs", range(1, 16), ids=lambda bits: format(bits, "04b"))
+def test_only_needed_gradients(needs, device):
+    """Every subset of inputs that require a gradient gets the same values as all together, and no other gradient."""
+    inputs = Problem(seqlen_q=33, seqlen_k=40, mask="f32", mask_axes="1hqk").inputs(device)
+    full = run(ours, inputs)
+    tensors = [t.detach().clone() for t in (inputs.q, inputs.k, inputs.v, inputs.mask)]
+    for i, tensor in enumerate(tensors):
+        tensor.requires_grad_(bool(needs >> i & 1))
+    out, lse = ours(*tensors, False, None, False)
+    torch.autograd.backward([out, lse], [inputs.dout, inputs.dlse])
+    for tensor, expected in zip(tensors, (full.dq, full.dk, full.dv, full.dmask), strict=True):
+        if tensor.requires_grad:
+            assert torch.equal(tensor.grad, expected)
+        else:
+            assert tensor.grad is None
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "f32"])
+def test_bwd_leaves_out_what_is_not_asked(mask, device):
+    inputs = Problem(seqlen_q=33, seqlen_k=40, mask=mask).inputs(device)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    saved = torch.ops.flashtri.fwd(q, k, v, inputs.mask)
+    for wanted in range(4):
+        output_mask = [i == wanted for i in range(4)]
+        found = torch.ops.flashtri.bwd(inputs.dout, None, q, k, v, *saved, inputs.mask, output_mask=output_mask)
+        for i, (gradient, source) in enumerate(zip(found, (q, k, v, inputs.mask), strict=True)):
+            has_gradient = i == wanted and not (i == 3 and mask != "f32")
+            assert gradient.shape == (source.shape if has_gradient else (0,))
+
+
+def test_lse_alone(device):
+    """A loss of lse only: out has no gradient."""
+    inputs = Problem(causal="top_left").inputs(device)
+    q, k = (t.detach().requires_grad_() for t in (inputs.q, inputs.k))
+    (_, lse) = ours(q, k, inputs.v, None, True, None, False)
+    found = torch.autograd.grad(lse, (q, k), inputs.dlse)
+    zero = torch.zeros_like(inputs.dout)
+    q, k = (t.detach().requires_grad_() for t in (inputs.q, inputs.k))
+    both = torch.autograd.grad(ours(q, k, inputs.v, None, True, None, False), (q, k), (zero, inputs.dlse))
+    assert all(torch.equal(a, b) for a, b in zip(found, both, strict=True))
+
+
+def test_row_that_sees_no_key_ignores_its_gradient(device):
+    """lse is -inf there, so what comes back through it may be anything."""
+    inputs = Problem(mask="f32", mask_values="dead", mask_axes="b1qk").inputs(device)
+    q, mask = inputs.q.detach().requires_grad_(), inputs.mask.detach().requires_grad_()
+    out, lse = ours(q, inputs.k, inputs.v, mask, False, None, False)
+    dead = lse == -torch.inf
+    assert dead.any() and (out[dead] == 0).all()
+    dq, dmask = torch.autograd.grad((out, lse), (q, mask), (inputs.dout, inputs.dlse.masked_fill(dead, torch.nan)))
+    assert dq.isfinite().all() and (dq[dead] == 0).all()
+    assert dmask.isfinite().all()
+
+
+def test_out_keeps_the_layout_of_q(device):
+    q, k, v = (torch.randn(2, 65, 4, 32, device=device, dtype=torch.float16).transpose(1, 2) for _ in range(3))
+    out = flashtri.attention(q, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    assert flashtri.attention(q.contiguous(), k, v).is_contiguous()
