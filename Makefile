@@ -24,7 +24,7 @@ build: setup ## compile the kernels and the op, install the wheel into the envir
 	@$(BIN)/python tools/install.py
 
 demo: build ## embed sentences with a real model through the op, as TorchScript and torch.export
-	@$(BIN)/python examples/minilm/demo.py
+	@$(BIN)/python examples/minilm/run.py
 
 test: build ## everything CI runs
 	@$(BIN)/python tools/run_tests.py
@@ -32,7 +32,7 @@ test: build ## everything CI runs
 gpu-test: $(if $(TEST_PYTHON),,build) ## the problem table on a CUDA device, through the cubins
 	@$(RUN_PYTHON) tools/run_tests.py gpu
 
-bench: $(if $(TEST_PYTHON),,build) ## measure; results go to benchmarks/results
+bench: $(if $(TEST_PYTHON),,build) ## measure; CSV files go to build/benchmarks
 	@$(RUN_PYTHON) -m benchmarks
 
 lint: setup ## ruff and clang-format, changing nothing

@@ -23,6 +23,8 @@ BINDING = "libflashtri.so"
 
 COMMON = ["-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror=return-type", "-fvisibility-inlines-hidden"]
 HIDDEN = ["-fvisibility=hidden"]
+# C++20 is what torch builds extensions with from 2.13 on; the warning is about its headers.
+TORCH = ["-std=c++20", "-Wno-maybe-uninitialized"]
 SHARED = ["-shared", "-s", "-Wl,--no-undefined", "-Wl,-O1"]
 
 RULES = """\
@@ -93,8 +95,7 @@ def _ninja_file(folder: Path, cubins: Path, torches: list[Torch]) -> tuple[str, 
         library(
             f"torch{torch.minor}/{BINDING}",
             sorted((SOURCE / "torch").glob("*.cpp")),
-            # C++20 is what torch's headers ask for from 2.13 on.
-            [*COMMON, *HIDDEN, "-std=c++20", *include, *(flag for path in headers for flag in ("-isystem", path))],
+            [*COMMON, *HIDDEN, *TORCH, *include, *(flag for path in headers for flag in ("-isystem", path))],
             # The second $ORIGIN serves programs that put both libraries side by side. libtorch registers the device
             # back ends, and no symbol of it is used: without --no-as-needed the linker would drop it.
             [

@@ -62,7 +62,7 @@ def interpreter() -> dict[str, int]:
 
 
 def gpu() -> dict[str, int]:
-    return pytest("gpu", ["tests/gpu"], workers=1)
+    return pytest("gpu", ["tests/test_op.py", "tests/gpu", "--device=cuda"], workers=1)
 
 
 STAGES = {stage.__name__: stage for stage in (lint, tests, interpreter, gpu)}
@@ -73,11 +73,13 @@ def pytest(name: str, arguments: list[str], workers: int | None = None, **enviro
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     workers = workers or os.cpu_count() or 1
-    # Each worker of pytest-xdist runs torch, whose own threads would only compete.
-    threads = {"OMP_NUM_THREADS": "1"} if workers > 1 else {}
+    # The environment's own tools come first (cmake for the C++ example).
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if workers > 1:
+        environment["OMP_NUM_THREADS"] = "1"  # each worker runs torch, whose own threads would only compete
     parallel = ["-n", str(workers)] if workers > 1 else []
     command = [sys.executable, "-m", "pytest", *arguments, *parallel, f"--junitxml={report}"]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **threads, **environment}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
     passed = failed = skipped = 0
     if report.is_file():
         for suite in ElementTree.parse(report).getroot().iter("testsuite"):

@@ -71,7 +71,7 @@ def _problem(dtype: str, mask: str, head_dim: int) -> dict:
     """A small problem with everything that a forward and a backward of the combination need, as `plan` takes it."""
     length = 128
     tensor = ((1, 1, length, head_dim), (length * head_dim, length * head_dim, head_dim, 1))
-    problem = {name: tensor for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")}
+    problem = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), tensor)
     problem["dtype"] = dtype
     if mask != "none":
         problem |= {"mask": ((1, 1, length, length), (length**2, length**2, length, 1)), "mask_dtype": mask}
