@@ -3,20 +3,26 @@
 import triton
 import triton.language as tl
 
-from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_tile, probabilities, tile_offsets
+from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_rows, load_tile, probabilities, tile_offsets
 
 
 @triton.jit
-def dkdv_blocks(
-    dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, row_base, columns,
-    count, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
-    num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+def dkdv_head(
+    dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h, columns,
+    count, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
+    dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+    num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
     MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` query blocks of one head: with EDGE those that need a mask, else the full ones from `full_first` on.
 
     Everything is transposed, so that P^T and dS^T are left operands and can stay in registers.
     """
+    q += b * q_stride_b + h * q_stride_h
+    dout += b * dout_stride_b + h * dout_stride_h
+    mask += b * mask_stride_b + h * mask_stride_h
+    # 64-bit: batch * heads * seqlen may pass 2^31.
+    row_base = (b * heads_q + h).to(tl.int64) * seqlen_q
     q_offsets = tile_offsets(q_stride_s, BLOCK_M, BLOCK_D)
     dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
@@ -28,19 +34,19 @@ def dkdv_blocks(
             start = (full_first + i) * BLOCK_M
         rows = start + tl.arange(0, BLOCK_M)
         q_tile = load_tile(q, start, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, EDGE)  # [BLOCK_M, BLOCK_D]
-        subtract, multiply = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK)
-        s_t = tl.dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        row_term, row_factor = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK, EDGE)
         mask_tile = 0
         keep = 0
         if MASK != 0:
-            # Loaded as [BLOCK_M, BLOCK_N] because a mask's keys are the ones that lie side by side in memory.
+            # Before the product, as in the forward. Loaded as [BLOCK_M, BLOCK_N] because a mask's keys are the ones that lie side by side in memory.
             mask_tile = tl.trans(load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k))
+        s_t = tl.dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
         if EDGE:
             keep = in_band(rows[None, :], columns[:, None], seqlen_k, band_lo, band_hi)
-        p_t = probabilities(s_t, scale, mask_tile, keep, subtract[None, :], multiply[None, :], MASK, EDGE)
+        p_t = probabilities(s_t, scale, mask_tile, keep, row_term[None, :], row_factor[None, :], MASK, EDGE)
         dout_tile = load_tile(dout, start, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, EDGE)
         dv_acc = tl.dot(p_t.to(dout_tile.dtype), dout_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
-        row_delta = tl.load(delta + row_base + rows, mask=rows < seqlen_q, other=0.0)
+        row_delta = load_rows(delta + row_base, rows, seqlen_q, 0.0, EDGE)
         dp_t = tl.dot(v_tile, tl.trans(dout_tile))  # [BLOCK_N, BLOCK_M]
         ds_t = p_t * (dp_t - row_delta[None, :])
         dk_acc = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)  # [BLOCK_N, BLOCK_D]
@@ -84,23 +90,21 @@ def bwd_dkdv(
         start_n, seqlen_k, seqlen_q, -band_hi, -band_lo, BLOCK_N, BLOCK_M
     )
     full = full_end - full_first
+    # Two loops over the group rather than one with both bodies: less stays live, which is what spilled.
     for g in tl.range(0, group_size):
-        h = h_k * group_size + g
-        q_head = q + b * q_stride_b + h * q_stride_h
-        dout_head = dout + b * dout_stride_b + h * dout_stride_h
-        mask_head = mask + b * mask_stride_b + h * mask_stride_h
-        # 64-bit: batch * heads * seqlen may pass 2^31.
-        row_base = (b * heads_q + h).to(tl.int64) * seqlen_q
-        dk_acc, dv_acc = dkdv_blocks(
-            dk_acc, dv_acc, k_tile, v_tile, q_head, dout_head, mask_head, lse, row_stats, delta, row_base, columns,
-            full, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
-            num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+        dk_acc, dv_acc = dkdv_head(
+            dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
+            full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
+            dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+            num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
             MASK, False, BLOCK_M, BLOCK_D,
         )  # fmt: skip
-        dk_acc, dv_acc = dkdv_blocks(
-            dk_acc, dv_acc, k_tile, v_tile, q_head, dout_head, mask_head, lse, row_stats, delta, row_base, columns,
-            end - first - full, first, full_first, full_end, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
-            num_rows, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    for g in tl.range(0, group_size):
+        dk_acc, dv_acc = dkdv_head(
+            dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
+            end - first - full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
+            dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+            num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
             MASK, True, BLOCK_M, BLOCK_D,
         )  # fmt: skip
 

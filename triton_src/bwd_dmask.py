@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .common import in_band, load_mask, load_row_terms, load_tile, probabilities, tile_offsets
+from .common import in_band, load_mask, load_row_terms, load_rows, load_tile, probabilities, tile_offsets
 
 
 @triton.jit
@@ -64,16 +64,16 @@ def bwd_dmask(
             row_base = (b * heads_q + h).to(tl.int64) * seqlen_q
             q_tile = load_tile(q_head, start_m, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, True)
             k_tile = load_tile(k_head, start_n, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, True)
-            s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
             mask_tile = load_mask(mask_head, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
-            subtract, multiply = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK)
-            # Rows past the end have multiply 0 and dout 0, so they add nothing to a sum over rows.
+            s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+            row_term, row_factor = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK, True)
+            # Rows past the end have P = 0, so they add nothing to a sum over rows.
             keep = in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi)
-            p = probabilities(s, scale, mask_tile, keep, subtract[:, None], multiply[:, None], MASK, True)
+            p = probabilities(s, scale, mask_tile, keep, row_term[:, None], row_factor[:, None], MASK, True)
             dout_tile = load_tile(dout_head, start_m, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, True)
             v_tile = load_tile(v_head, start_n, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, True)
             dp = tl.dot(dout_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
-            row_delta = tl.load(delta + row_base + rows, mask=rows < seqlen_q, other=0.0)
+            row_delta = load_rows(delta + row_base, rows, seqlen_q, 0.0, True)
             acc += p * (dp - row_delta[:, None])
 
     # 64-bit: splits * the mask's elements may pass 2^31.

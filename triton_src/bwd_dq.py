@@ -3,12 +3,12 @@
 import triton
 import triton.language as tl
 
-from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_tile, probabilities, tile_offsets
+from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_rows, load_tile, probabilities, tile_offsets
 
 
 @triton.jit
 def dq_blocks(
-    dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, count, first, full_first, full_end,
+    dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, count, first, full_first, full_end,
     k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
     MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -25,14 +25,15 @@ def dq_blocks(
         columns = start + tl.arange(0, BLOCK_N)
         k_tile = load_tile(k, start, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
         v_tile = load_tile(v, start, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
-        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         mask_tile = 0
         keep = 0
         if MASK != 0:
+            # Before the product, as in the forward.
             mask_tile = load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
+        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         if EDGE:
             keep = in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi)
-        p = probabilities(s, scale, mask_tile, keep, subtract[:, None], multiply[:, None], MASK, EDGE)
+        p = probabilities(s, scale, mask_tile, keep, row_term[:, None], row_factor[:, None], MASK, EDGE)
         dp = tl.dot(dout_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
         ds = p * (dp - row_delta[:, None])
         dq_acc = tl.dot(ds.to(k_tile.dtype), k_tile, dq_acc)  # [BLOCK_M, BLOCK_D]
@@ -73,8 +74,8 @@ def bwd_dq(
     dout_tile = load_tile(dout, start_m, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, True)
     # 64-bit: batch * heads * seqlen may pass 2^31.
     row_base = head_index.to(tl.int64) * seqlen_q
-    row_delta = tl.load(delta + row_base + rows, mask=in_rows, other=0.0)
-    subtract, multiply = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK)
+    row_delta = load_rows(delta + row_base, rows, seqlen_q, 0.0, True)
+    row_term, row_factor = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK, True)
     dq_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     first, full_first, full_end, end = block_ranges(
@@ -82,12 +83,12 @@ def bwd_dq(
     )
     full = full_end - full_first
     dq_acc = dq_blocks(
-        dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, full, first, full_first, full_end,
+        dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, full, first, full_first, full_end,
         k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
         scale, MASK, False, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq_acc = dq_blocks(
-        dq_acc, q_tile, dout_tile, row_delta, subtract, multiply, k, v, mask, rows, end - first - full, first,
+        dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, end - first - full, first,
         full_first, full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim,
         head_dim_v, band_lo, band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
     )  # fmt: skip

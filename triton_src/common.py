@@ -8,6 +8,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+MIN_FLOAT = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -56,9 +57,13 @@ def tile_offsets(stride, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_mask(mask, rows, columns, stride_q, stride_k, seqlen_q, seqlen_k):
-    """The attention mask over rows x columns, [BLOCK_M, BLOCK_N]; a broadcast dimension has stride 0."""
-    inside = (rows < seqlen_q)[:, None] & (columns < seqlen_k)[None, :]
-    return tl.load(mask + rows[:, None] * stride_q + columns[None, :] * stride_k, mask=inside, other=0)
+    """The attention mask over rows x columns, [BLOCK_M, BLOCK_N]; a broadcast dimension has stride 0.
+
+    Past the end the last row or column is read again: cheaper than a predicate an element, and never used.
+    """
+    rows = tl.minimum(rows, seqlen_q - 1)
+    columns = tl.minimum(columns, seqlen_k - 1)
+    return tl.load(mask + rows[:, None] * stride_q + columns[None, :] * stride_k)
 
 
 @triton.jit
@@ -77,29 +82,39 @@ def in_band(rows, columns, seqlen_k, band_lo, band_hi):
 
 
 @triton.jit
-def load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK: tl.constexpr):
-    """What P is recomputed from, a row each: (subtracted from the score, multiplied on).
-
-    Without a mask one base-2 LSE is enough: P = exp2(s * scale * log2e - lse2), +inf for a row without keys. With one,
-    maximum and sum stay apart, since the LSE of a finfo.min row absorbs log(sum): P = exp2((s - max) * log2e) / sum.
-    """
-    inside = rows < seqlen_q
-    if MASK == 0:
-        lse2 = tl.load(lse + row_base + rows, mask=inside, other=float("inf")) * LOG2E
-        return tl.where(lse2 == float("-inf"), float("inf"), lse2), lse2
-    row_max = tl.load(row_stats + row_base + rows, mask=inside, other=0.0)
-    row_sum = tl.load(row_stats + num_rows + row_base + rows, mask=inside, other=0.0)
-    row_max = tl.where(row_max == float("-inf"), 0.0, row_max)
-    return row_max, tl.where(row_sum > 0.0, 1.0 / row_sum, 0.0)
+def load_rows(base, rows, length, other, EDGE: tl.constexpr):
+    """One fp32 number a row, [BLOCK]; `other` past the end."""
+    if EDGE:
+        return tl.load(base + rows, mask=rows < length, other=other)
+    return tl.load(base + rows)
 
 
 @triton.jit
-def probabilities(s, scale, mask_tile, keep, subtract, multiply, MASK: tl.constexpr, EDGE: tl.constexpr):
-    """P from raw products q k^T; `subtract` and `multiply` come from load_row_terms, shaped to broadcast."""
+def load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK: tl.constexpr, EDGE: tl.constexpr):
+    """What P is recomputed from, a row each, in the terms of `probabilities`; rows past the end get P = 0.
+
+    Without a mask one base-2 LSE is enough. It is -inf only for a row that the band leaves without keys, where
+    `probabilities` puts 0 for every key. With a mask, maximum and sum stay apart, since the LSE of a finfo.min row
+    absorbs log(sum): P = exp2((s - max) * log2e) / sum.
+    """
     if MASK == 0:
-        p = tl.math.exp2(s * (scale * LOG2E) - subtract)
+        lse2 = load_rows(lse + row_base, rows, seqlen_q, float("inf"), EDGE) * LOG2E
+        return lse2, lse2
+    row_max = load_rows(row_stats + row_base, rows, seqlen_q, float("inf"), EDGE)
+    row_sum = load_rows(row_stats + (num_rows + row_base), rows, seqlen_q, 1.0, EDGE)
+    # A row without keys has (-inf, 0), any other a sum of at least 1: these bounds change only the former, to P = 0.
+    # rsqrt is one instruction on the GPU where a division is eight, and each thread does it for many rows.
+    root = tl.math.rsqrt(tl.maximum(row_sum, 1.0))
+    return tl.maximum(row_max, MIN_FLOAT), root * root
+
+
+@triton.jit
+def probabilities(s, scale, mask_tile, keep, row_term, row_factor, MASK: tl.constexpr, EDGE: tl.constexpr):
+    """P from raw products q k^T; row_term and row_factor come from load_row_terms, shaped to broadcast."""
+    if MASK == 0:
+        p = tl.math.exp2(s * (scale * LOG2E) - row_term)
     else:
-        p = tl.math.exp2((mask_scores(s, scale, mask_tile, MASK) - subtract) * LOG2E) * multiply
+        p = tl.math.exp2((mask_scores(s, scale, mask_tile, MASK) - row_term) * LOG2E) * row_factor
     if EDGE:
         p = tl.where(keep, p, 0.0)
     return p

@@ -26,10 +26,13 @@ def fwd_blocks(
         else:
             start = (full_first + i) * BLOCK_N
         k_tile = load_tile(k, start, k_stride_s, k_offsets, in_dim_k, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
-        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         columns = start + tl.arange(0, BLOCK_N)
         if MASK != 0:
+            # Before the product: its latency is hidden, and Triton then keeps the softmax in the product's layout
+            # (after it, 16-bit and boolean masks made it compute the softmax twice, in two layouts).
             mask_tile = load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
+        s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        if MASK != 0:
             s = mask_scores(s, scale, mask_tile, MASK)
         elif EDGE:
             # Scaled before masking, as a scale of 0 times -inf would be NaN.
