@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from . import report
+from . import cases, report
 
 DEFAULT = ["size", "first_call", "host_time", "speed"]
 
@@ -28,7 +28,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the CSV files")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--rounds", type=int, default=11, help="timings of each implementation and case")
     parser.add_argument("--only", default="", metavar="REGEX", help="only the cases whose name it is found in")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
@@ -41,9 +40,8 @@ def arguments() -> argparse.Namespace:
     needs_device = bool(set(args.names or DEFAULT) - {"size", "build"})
     if needs_device and args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; name size or build, or try --device cpu --smoke")
-    args.dtype = getattr(torch, args.dtype)
     args.rounds = 2 if args.smoke else args.rounds
-    args.select = lambda cases: [case for case in cases if re.search(args.only, str(case))]
+    args.select = lambda table: [case for case in table if re.search(args.only, cases.name(case))]
     return args
 
 

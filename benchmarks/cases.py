@@ -1,56 +1,18 @@
-"""What is measured: one table of shapes and masks, shared by every benchmark here."""
+"""What is measured: problems as the tests describe them (tests/problems.py), at the sizes of real models."""
 
 import dataclasses
 import math
+import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from problems import DTYPES, Problem  # noqa: E402
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    batch: int
-    heads: int
-    seqlen: int
-    head_dim: int
-    is_causal: bool = False
-    mask: str = "none"  # or its shape: key [B,1,1,S], row [1,1,S,S], full [B,H,S,S], bias [1,H,S,S] with a gradient
-
-    def __str__(self) -> str:
-        size = f"D{self.head_dim}-S{self.seqlen}-B{self.batch}-H{self.heads}"
-        return size + ("-causal" if self.is_causal else "") + ("" if self.mask == "none" else f"-{self.mask}")
-
-    def flops(self) -> float:
-        """Of the forward: two products of 2 S S D each, half of that where half of the scores is never used."""
-        flops = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
-        return flops / 2 if self.is_causal else flops
-
-    def inputs(self, device: str, dtype: torch.dtype, requires_grad: bool = False) -> "Inputs":
-        """Zero-mean q, k, v [B, H, S, D], the mask in their dtype, and grad_out like the output."""
-        generator = torch.Generator(device).manual_seed(0)
-
-        def draw(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, device=device, dtype=dtype)
-
-        q, k, v, grad_out = (draw(self.batch, self.heads, self.seqlen, self.head_dim) for _ in range(4))
-        mask = self._mask(draw)
-        for tensor in (q, k, v):
-            tensor.requires_grad_(requires_grad)
-        if self.mask == "bias":
-            mask.requires_grad_(requires_grad)
-        return Inputs(q, k, v, mask, self.is_causal, grad_out)
-
-    def _mask(self, draw) -> Tensor | None:
-        batch, heads, seqlen = self.batch, self.heads, self.seqlen
-        if self.mask == "none":
-            return None
-        if self.mask == "key":
-            mask = draw(batch, 1, 1, seqlen).zero_()
-            for item in range(batch):  # padding of 0 to a quarter of the keys, another for each sequence
-                mask[item, ..., seqlen - seqlen * item // (4 * batch) :] = -math.inf
-            return mask
-        sizes = {"row": (1, 1), "full": (batch, heads), "bias": (1, heads)}
-        return draw(*sizes[self.mask], seqlen, seqlen)
+# Shapes of masks: padded keys, one matrix for all, a matrix for each, and a bias for each head that is learned.
+KEYS, MATRIX, MATRICES, BIAS = "b11k", "11qk", "bhqk", "1hqk"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +22,59 @@ class Inputs:
     v: Tensor
     mask: Tensor | None
     is_causal: bool
-    grad_out: Tensor
+    dout: Tensor
 
     def differentiable(self) -> list[Tensor]:
         return [t for t in (self.q, self.k, self.v, self.mask) if t is not None and t.requires_grad]
 
 
-SPEED = [
-    *(Case(4, 16, 4096, head_dim, causal) for head_dim in (64, 128, 256) for causal in (False, True)),
-    *(Case(2, 16, 8192, 128, causal) for causal in (False, True)),
-    *(Case(8, 32, 2048, 64, mask=mask) for mask in ("none", "key", "row", "full", "bias")),
-    *(Case(4, 16, 4096, 128, mask=mask) for mask in ("key", "row", "full", "bias")),
-    *(Case(4, 16, 4096, 128, True, mask) for mask in ("key", "row")),
-]
-FIRST_CALL = [Case(4, 16, 2048, 128, True), Case(4, 16, 2048, 64, mask="key")]
-# Small enough that the device is always waiting for the host.
-HOST_TIME = [Case(1, 8, 128, 64), Case(1, 8, 128, 64, mask="key")]
+def case(batch: int, heads: int, seqlen: int, head_dim: int, mask: str | None = None, causal: bool = False) -> Problem:
+    values = {"mask": "bf16", "mask_axes": mask, "mask_values": "padding" if mask == KEYS else "random"} if mask else {}
+    sizes = {"heads_q": heads, "heads_k": heads, "seqlen_q": seqlen, "seqlen_k": seqlen, "head_dim": head_dim}
+    return Problem(batch, **sizes, dtype="bf16", causal="top_left" if causal else None, has_dlse=False, **values)
 
-SMOKE = [Case(2, 2, 48, 32), Case(2, 2, 48, 32, True), Case(2, 2, 48, 32, mask="key"), Case(2, 2, 48, 32, mask="bias")]
+
+def name(problem: Problem) -> str:
+    return str(problem).removesuffix("-no_dlse")  # no peer has a gradient through lse
+
+
+def flops(problem: Problem) -> float:
+    """Of the forward: two products of 2 Sq Sk D each, half of that where half of the scores is never used."""
+    count = 4.0 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k * problem.head_dim
+    return count / 2 if problem.causal else count
+
+
+def inputs(problem: Problem, device: str, requires_grad: bool = False) -> Inputs:
+    """Zero-mean inputs, drawn on the device itself: `Problem.inputs` takes seconds for a mask of these sizes."""
+    draw = torch.Generator(device).manual_seed(0)
+
+    def tensor(*size: int, dtype: str = problem.dtype) -> Tensor:
+        return torch.randn(size, generator=draw, device=device, dtype=DTYPES[dtype])
+
+    sizes = problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim
+    q, k, v, dout = (tensor(*sizes) for _ in range(4))
+    mask = None
+    if problem.mask:
+        lengths = {"b": problem.batch, "h": problem.heads_q, "q": problem.seqlen_q, "k": problem.seqlen_k, "1": 1}
+        mask = tensor(*(lengths[axis] for axis in problem.mask_axes), dtype=problem.mask)
+    if problem.mask_values == "padding":
+        for item in range(problem.batch):  # none to a quarter of the keys, another number for each sequence
+            first = problem.seqlen_k - problem.seqlen_k * item // (4 * problem.batch)
+            mask[item, ..., :first], mask[item, ..., first:] = 0, -math.inf
+    for t in (q, k, v, *([mask] if problem.mask_axes == BIAS and problem.mask else [])):
+        t.requires_grad_(requires_grad)
+    return Inputs(q, k, v, mask, problem.causal is not None, dout)
+
+
+SPEED = [
+    *(case(4, 16, 4096, head_dim, causal=causal) for head_dim in (64, 128, 256) for causal in (False, True)),
+    *(case(2, 16, 8192, 128, causal=causal) for causal in (False, True)),
+    *(case(8, 32, 2048, 64, mask) for mask in (None, KEYS, MATRIX, MATRICES, BIAS)),
+    *(case(4, 16, 4096, 128, mask) for mask in (KEYS, MATRIX, MATRICES, BIAS)),
+    *(case(4, 16, 4096, 128, mask, causal=True) for mask in (KEYS, MATRIX)),
+]
+FIRST_CALL = [case(4, 16, 2048, 128, causal=True), case(4, 16, 2048, 64, KEYS)]
+# Small enough that the device is always waiting for the host.
+HOST_TIME = [case(1, 8, 128, 64), case(1, 8, 128, 64, KEYS)]
+
+SMOKE = [case(2, 2, 48, 32, mask, causal) for mask, causal in ((None, False), (KEYS, True), (BIAS, False))]

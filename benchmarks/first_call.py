@@ -1,6 +1,6 @@
 """The first forward and backward of a fresh process, over a plain operation on the same device.
 
-Run as a script (`python -m benchmarks.first_call PEER CASE DEVICE DTYPE`) it is that fresh process.
+Run as a script (`python -m benchmarks.first_call PEER CASE DEVICE`) it is that fresh process.
 """
 
 import json
@@ -13,12 +13,12 @@ from . import cases, peers, report
 PROCESSES = 5
 
 
-def fresh_process(name: str, case_name: str, device: str, dtype_name: str) -> dict[str, float]:
+def fresh_process(peer_name: str, case_name: str, device: str) -> dict[str, float]:
     """Milliseconds of each step, in the order in which a program meets them."""
     import torch
 
-    peer = next(p for p in peers.PEERS if p.name == name)
-    case = next(c for c in [*cases.FIRST_CALL, *cases.SMOKE] if str(c) == case_name)
+    peer = next(p for p in peers.PEERS if p.name == peer_name)
+    case = next(c for c in [*cases.FIRST_CALL, *cases.SMOKE] if cases.name(c) == case_name)
     synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     steps = {}
     clock = time.perf_counter()
@@ -34,47 +34,47 @@ def fresh_process(name: str, case_name: str, device: str, dtype_name: str) -> di
     steps["import"] = 1e3 * (time.perf_counter() - clock)  # not `step`, which would start the device
     clock = time.perf_counter()
     # What any program on this device pays: its context, torch's allocator, the matrix library.
-    ones = torch.ones(64, 64, device=device, dtype=getattr(torch, dtype_name))
+    ones = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
     (ones + 1) @ ones
     step("plain operation")
-    inputs = case.inputs(device, ones.dtype, requires_grad=True)
+    inputs = cases.inputs(case, device, requires_grad=True)
     step("inputs")
     with peer.context():
         out = peer.call(inputs)
         step("forward")
-        torch.autograd.grad(out, inputs.differentiable(), inputs.grad_out)
+        torch.autograd.grad(out, inputs.differentiable(), inputs.dout)
         step("backward")
         steps["both"] = steps["forward"] + steps["backward"]
         out = peer.call(inputs)
-        torch.autograd.grad(out, inputs.differentiable(), inputs.grad_out)
+        torch.autograd.grad(out, inputs.differentiable(), inputs.dout)
         step("second of both")
     return steps
 
 
-def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report.Row]:
-    dtype = str(args.dtype).removeprefix("torch.")
+def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[report.Row]:
+    name = cases.name(case)
     samples: dict[tuple[str, str], list[float]] = {}
     rows = []
     for attempt in range(1 if args.smoke else PROCESSES):
         for peer in contenders:
             if attempt and ("both", peer.name) not in samples:
                 continue  # it refused before
-            command = [sys.executable, "-m", "benchmarks.first_call", peer.name, str(case), args.device, dtype]
+            command = [sys.executable, "-m", "benchmarks.first_call", peer.name, name, args.device]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 reason = done.stderr.strip().splitlines()[-1]
-                rows.append(report.row("first_call", case, "both", peer.name, "ms", [], reason))
+                rows.append(report.row("first_call", name, "both", peer.name, "ms", [], reason))
                 continue
             for label, milliseconds in json.loads(done.stdout.splitlines()[-1]).items():
                 samples.setdefault((label, peer.name), []).append(milliseconds)
-    rows += [report.row("first_call", case, label, name, "ms", found) for (label, name), found in samples.items()]
+    rows += [report.row("first_call", name, label, peer, "ms", found) for (label, peer), found in samples.items()]
     return report.add_ratios(peers.in_order(rows), more_is_better=False)
 
 
 def run(args) -> list[report.Row]:
     contenders = peers.available()
     rows = []
-    for case in args.select(cases.SMOKE[2:3] if args.smoke else cases.FIRST_CALL):
+    for case in args.select(cases.SMOKE[1:2] if args.smoke else cases.FIRST_CALL):
         found = measure(case, contenders, args)
         report.show([r for r in found if r.metric in ("both", "plain operation")])
         rows += found

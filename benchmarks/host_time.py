@@ -9,8 +9,8 @@ from . import cases, peers, report
 BLOCK = 200  # calls queued before the device is waited for: fewer than a launch queue holds
 
 
-def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report.Row]:
-    inputs = case.inputs(args.device, args.dtype)
+def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[report.Row]:
+    inputs, name = cases.inputs(case, args.device), cases.name(case)
     block = 2 if args.smoke else BLOCK
     synchronize = torch.cuda.synchronize if args.device.startswith("cuda") else lambda: None
     samples: dict[str, list[float]] = {}
@@ -19,7 +19,7 @@ def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report
         for peer in contenders:
             refused = peer.reason_refused(inputs)
             if refused:
-                rows.append(report.row("host_time", case, "forward", peer.name, "us/call", [], refused))
+                rows.append(report.row("host_time", name, "forward", peer.name, "us/call", [], refused))
             else:
                 samples[peer.name] = []
         for _ in range(args.rounds + 1):
@@ -35,14 +35,14 @@ def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report
                     synchronize()
                 samples[peer.name].append(1e6 * elapsed / block)
     # The first round is the warm-up.
-    rows += [report.row("host_time", case, "forward", name, "us/call", found[1:]) for name, found in samples.items()]
+    rows += [report.row("host_time", name, "forward", peer, "us/call", found[1:]) for peer, found in samples.items()]
     return report.add_ratios(peers.in_order(rows), more_is_better=False)
 
 
 def run(args) -> list[report.Row]:
     contenders = peers.available([*peers.PEERS, peers.ATTENTION])
     rows = []
-    for case in args.select(cases.SMOKE[::2] if args.smoke else cases.HOST_TIME):
+    for case in args.select(cases.SMOKE[:2] if args.smoke else cases.HOST_TIME):
         found = measure(case, contenders, args)
         report.show(found)
         rows += found

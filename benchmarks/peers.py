@@ -34,7 +34,7 @@ class Peer:
             with self.context():
                 out = self.call(inputs)
                 if inputs.differentiable() and torch.is_grad_enabled():
-                    torch.autograd.grad(out, inputs.differentiable(), inputs.grad_out)
+                    torch.autograd.grad(out, inputs.differentiable(), inputs.dout)
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             return str(error).splitlines()[0]
         return None

@@ -27,13 +27,15 @@ class Row:
     note: str = ""
 
 
-def row(benchmark: str, case, metric: str, implementation: str, unit: str, samples: list[float], note: str = "") -> Row:
-    if not samples:
-        return Row(benchmark, str(case), metric, implementation, unit, None, None, None, 0, note=note)
-    ordered = sorted(samples)
-    p20, p80 = (ordered[round(q * (len(ordered) - 1))] for q in (0.2, 0.8))
-    median = statistics.median(ordered)
-    return Row(benchmark, str(case), metric, implementation, unit, p20, median, p80, len(ordered), note=note)
+def row(
+    benchmark: str, case: str, metric: str, implementation: str, unit: str, samples: list[float], note: str = ""
+) -> Row:
+    p20 = p50 = p80 = None
+    if samples:
+        ordered = sorted(samples)
+        p20, p80 = (ordered[round(q * (len(ordered) - 1))] for q in (0.2, 0.8))
+        p50 = statistics.median(ordered)
+    return Row(benchmark, case, metric, implementation, unit, p20, p50, p80, len(samples), note=note)
 
 
 def add_ratios(rows: list[Row], more_is_better: bool) -> list[Row]:
@@ -47,13 +49,18 @@ def add_ratios(rows: list[Row], more_is_better: bool) -> list[Row]:
 
 
 def show(rows: list[Row]) -> None:
+    case = None
     for r in rows:
+        if r.case != case:
+            case = r.case
+            print(f"  {case}", flush=True)
+        line = f"    {r.metric:16s} {r.implementation:19s}"
         if r.p50 is None:
-            print(f"  {r.case:30s} {r.metric:16s} {r.implementation:19s} refuses: {r.note[:60]}", flush=True)
+            print(f"{line}refuses: {r.note[:80]}", flush=True)
             continue
-        ratio = "" if r.ours_better_by is None else f"  ours better by {r.ours_better_by:.2f}"
-        figures = f"{r.p50:10.4g} {r.unit:9s} ({r.p20:.4g} to {r.p80:.4g})"
-        print(f"  {r.case:30s} {r.metric:16s} {r.implementation:19s}{figures}{ratio}  {r.note}".rstrip(), flush=True)
+        spread = f"({r.p20:.4g} to {r.p80:.4g})" if r.samples > 1 else ""
+        ratio = "" if r.ours_better_by is None else f"ours better by {r.ours_better_by:.2f}"
+        print(f"{line}{r.p50:10.4g} {r.unit:9s}{spread:24s}{ratio}{r.note}".rstrip(), flush=True)
 
 
 def version(package: str) -> str:

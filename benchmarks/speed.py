@@ -39,20 +39,20 @@ def timing(call: Callable[[], object], device: str, smoke: bool) -> float:
     return time_calls(call, device, max(2, round(TIMED / one)))
 
 
-def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report.Row]:
-    inputs = case.inputs(args.device, args.dtype, requires_grad=True)
+def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[report.Row]:
+    inputs, name = cases.inputs(case, args.device, requires_grad=True), cases.name(case)
     calls, rows = {}, []
     for peer in contenders:
         refused = peer.reason_refused(inputs)
         if refused:
-            rows += [report.row("speed", case, m, peer.name, "TFLOP/s", [], refused) for m in ("forward", "backward")]
+            rows += [report.row("speed", name, m, peer.name, "TFLOP/s", [], refused) for m in ("forward", "backward")]
             continue
         with peer.context():
             out = peer.call(inputs)
         calls["forward", peer.name] = peer, functools.partial(peer.call, inputs)
         calls["backward", peer.name] = (
             peer,
-            functools.partial(torch.autograd.grad, out, inputs.differentiable(), inputs.grad_out, retain_graph=True),
+            functools.partial(torch.autograd.grad, out, inputs.differentiable(), inputs.dout, retain_graph=True),
         )
     speeds = {key: [] for key in calls}
     for _ in range(args.rounds):
@@ -61,9 +61,9 @@ def measure(case: cases.Case, contenders: list[peers.Peer], args) -> list[report
             peer, call = calls[key]
             with peer.context(), torch.inference_mode(key[0] == "forward"):
                 seconds = timing(call, args.device, args.smoke)
-            flops = case.flops() * (BACKWARD_FLOPS if key[0] == "backward" else 1)
+            flops = cases.flops(case) * (BACKWARD_FLOPS if key[0] == "backward" else 1)
             speeds[key].append(flops / seconds / 1e12)
-    rows += [report.row("speed", case, metric, name, "TFLOP/s", found) for (metric, name), found in speeds.items()]
+    rows += [report.row("speed", name, metric, peer, "TFLOP/s", found) for (metric, peer), found in speeds.items()]
     return report.add_ratios(peers.in_order(rows), more_is_better=True)
 
 
