@@ -6,9 +6,8 @@ then not fit the torch that is installed. So the torch of the target environment
 
 import os
 import re
-import site
+import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,14 +76,23 @@ def _entries() -> list[str]:
 
 def _installed() -> list[Torch]:
     folders = list(sys.path)
-    # pip's isolation hides site-packages from sys.path but runs the target environment's own interpreter.
-    folders += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    # Other front ends (`python -m build`) make a fresh environment; the one that is activated is then the target.
-    for prefix in filter(None, (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX"))):
-        folders.append(sysconfig.get_path("purelib", "posix_prefix", vars={"base": prefix, "platbase": prefix}))
-    if sys.prefix == sys.base_prefix:
-        folders.append(site.getusersitepackages())
-    return list(filter(None, (_read(Path(folder)) for folder in folders)))
+    # Build isolation hides the target's packages from sys.path. pip does so with environment variables while it runs
+    # the target's own interpreter, which, asked without them, tells. Other front ends (`python -m build`) make a fresh
+    # environment; the one that is activated is then the target.
+    prefixes = filter(None, (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")))
+    for python in [sys.executable, *(os.path.join(prefix, "bin", "python") for prefix in prefixes)]:
+        folders += _import_path(python)
+    return list(filter(None, map(_read, map(Path, folders))))
+
+
+def _import_path(python: str) -> list[str]:
+    hidden_by_pip = ("PYTHONPATH", "PYTHONNOUSERSITE")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden_by_pip}
+    command = [python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
 
 
 def _read(folder: Path) -> Torch | None:
@@ -104,5 +112,5 @@ def _missing(problem: str):
         "  - install torch in the target environment first and run that environment's `python -m pip install .`, or\n"
         f"  - set {VARIABLE} to the version in use there (for example {VARIABLE}=2.13.0), or to the folder that\n"
         f"    holds it; several folders, separated by '{os.pathsep}', give one wheel for several minors.\n"
-        f"This build ran {sys.executable} and looked in its site-packages and in the activated environment."
+        f"This build ran {sys.executable} and looked on its import path and in the activated environment."
     )
