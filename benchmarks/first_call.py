@@ -55,7 +55,9 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
     name = cases.name(case)
     samples: dict[tuple[str, str], list[float]] = {}
     rows = []
-    for attempt in range(1 if args.smoke else PROCESSES):
+    processes = 1 if args.smoke else PROCESSES
+    for attempt in range(processes):
+        print(f"  {name}: process {attempt + 1} of {processes} of each", flush=True)
         for peer in contenders:
             if attempt and ("both", peer.name) not in samples:
                 continue  # it refused before

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import flashtri
 import pytest
 import torch
+
+import flashtri
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,9 +8,10 @@ Writes model.pt (TorchScript), model.pt2 (AOTInductor package: compiled by torch
 import argparse
 from pathlib import Path
 
-import flashtri  # noqa: F401 (registers torch.ops.flashtri)
 import torch
 from torch import Tensor, nn
+
+import flashtri  # noqa: F401 (registers torch.ops.flashtri)
 
 
 class SelfAttention(nn.Module):

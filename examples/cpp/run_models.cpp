@@ -4,6 +4,7 @@
 //   run_models FOLDER
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
 
 #include <cstdio>
@@ -43,6 +44,7 @@ int run(const std::string& folder) {
   std::printf("device %s\n", mask.device().str().c_str());
   int failed = 0;
 
+  torch::jit::setGraphExecutorOptimize(false);  // no profiler, no fuser: nothing is compiled in this process
   auto model = torch::jit::load(folder + "/model.pt");
   const Tensor x = tensor("x").clone().requires_grad_();
   const Tensor out = model.forward({x, mask}).toTensor();

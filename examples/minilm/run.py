@@ -42,7 +42,7 @@ def stock_model(folder: str, device: str):
     """The package's own model in sentence-transformers: its tokens for SENTENCES, its embeddings, its folder."""
     from sentence_transformers import SentenceTransformer
 
-    stock = SentenceTransformer(folder, device=device)
+    stock = SentenceTransformer(folder, device=device).float()  # a folder may hold the weights in fp16
     tokens = stock.tokenizer(SENTENCES, padding=True, return_tensors="pt")
     tokens = {name: tokens[name] for name in ("input_ids", "attention_mask")}
     return tokens, stock.encode(SENTENCES, convert_to_tensor=True, normalize_embeddings=True).float().cpu()
