@@ -156,17 +156,14 @@ struct AttentionBackward : Node {
   variable_list apply_with_saved(const variable_list& gradients, compiled::SwapSavedVariables& swap) override {
     for_each_saved([&](SavedVariable& variable, bool) { swap.before(variable); }, *this);
     const std::vector<c10::IValue> args = unpack().pack();
-    std::vector<at::TypePtr> types;
-    for (const c10::IValue& arg : args) {
-      types.push_back(arg.isTensor() ? at::TypePtr(at::TensorType::get()) : arg.type());
-    }
     const auto& compiler = compiled::getPyCompilerInterface();
-    const std::string function = compiler->bind_function(
+    // Once a process: the types are the same for every call.
+    static const std::string function = compiler->bind_function(
         swap.get_py_compiler(), name(),
         [](const variable_list& gradients, const std::vector<c10::IValue>& values) {
           return backward(gradients, Saved::unpack(values));
         },
-        types);
+        types_of(args));
     const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
     variable_list result =
@@ -176,6 +173,14 @@ struct AttentionBackward : Node {
   }
 
  private:
+  static std::vector<at::TypePtr> types_of(const std::vector<c10::IValue>& values) {
+    std::vector<at::TypePtr> types;
+    for (const c10::IValue& value : values) {
+      types.push_back(value.isTensor() ? at::TypePtr(at::TensorType::get()) : value.type());
+    }
+    return types;
+  }
+
   // Calls function(variable, whether it is an output of this node).
   template <typename Function, typename Self>
   static void for_each_saved(const Function& function, Self& self) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/sum_to_size.h>
 #include <c10/core/SymInt.h>
 
 #include <limits>
