@@ -41,7 +41,7 @@ class Peer:
 
 
 def call_flashtri(inputs: Inputs) -> Tensor:
-    return torch.ops.flashtri.fwd(inputs.q, inputs.k, inputs.v, inputs.mask, 0.0, inputs.is_causal)[0]
+    return torch.ops.flashtri.fwd.default(inputs.q, inputs.k, inputs.v, inputs.mask, 0.0, inputs.is_causal)[0]
 
 
 def call_flashtri_attention(inputs: Inputs) -> Tensor:

@@ -49,11 +49,10 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
             continue
         with peer.context():
             out = peer.call(inputs)
+        wanted = inputs.differentiable()
+        backward = functools.partial(torch.autograd.grad, out, wanted, inputs.dout, retain_graph=True)
         calls["forward", peer.name] = peer, functools.partial(peer.call, inputs)
-        calls["backward", peer.name] = (
-            peer,
-            functools.partial(torch.autograd.grad, out, inputs.differentiable(), inputs.dout, retain_graph=True),
-        )
+        calls["backward", peer.name] = peer, backward
     speeds = {key: [] for key in calls}
     for _ in range(args.rounds):
         # In random order, so that nobody always runs after the same neighbour.

@@ -106,3 +106,9 @@ def test_benchmarks_smoke(tmp_path):
         assert all(r["torch"] == torch.__version__ and r["date"] and r["device"] for r in found)
         # Ours takes every case; a peer may refuse, and then says why.
         assert all(r["p50"] or (r["implementation"] != "flashtri" and r["note"]) for r in found), name
+    ours = {(r["case"], r["metric"]): float(r["p50"]) for r in rows["speed"] if r["implementation"] == "flashtri"}
+    compared = [r for r in rows["speed"] if r["ours_better_by"]]
+    assert compared
+    for r in compared:
+        ratio = ours[r["case"], r["metric"]] / float(r["p50"])
+        assert float(r["ours_better_by"]) == pytest.approx(ratio, rel=1e-4)  # the file keeps six digits
