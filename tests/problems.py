@@ -122,7 +122,10 @@ class Problem:
         elif self.mask_values == "padding":
             for i, row in enumerate(rows):
                 row[-(1 + 7 * (i % 3)) :] = lowest
-        return in_layout(values.to(dtype).to(device), self.layout if size else "dense")
+        values = values.to(dtype).to(device)
+        if self.layout == "expanded" and size and size[0] > 1:
+            return values[:1].expand(size)
+        return in_layout(values, self.layout if size else "dense")
 
 
 def hash_of(text: str) -> int:
