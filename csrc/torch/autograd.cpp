@@ -9,6 +9,7 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "cuda.h"
 
@@ -139,9 +140,16 @@ struct AttentionBackward : Node {
              task_should_compute_output(3)}};
   }
 
-  variable_list apply(variable_list&& gradients) override { return backward(gradients, unpack()); }
+  variable_list apply(variable_list&& gradients) override {
+    const Saved saved = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);  // another thread may run a backward through the same graph
+      return unpack();
+    }();
+    return backward(gradients, saved);
+  }
 
   void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for_each_saved([](SavedVariable& variable, bool) { variable.reset_data(); }, *this);
   }
 
