@@ -14,8 +14,8 @@ Driver open_driver() {
     made.missing = dlerror();
     return made;
   }
-#define FLASHTRI_FIND(name, symbol)                                               \
-  made.name = reinterpret_cast<decltype(made.name)>(dlsym(library, symbol));      \
+#define FLASHTRI_FIND(name, symbol)                                          \
+  made.name = reinterpret_cast<decltype(made.name)>(dlsym(library, symbol)); \
   if (made.name == nullptr) made.missing = "libcuda.so.1 has no function " symbol;
   FLASHTRI_DRIVER_FUNCTIONS(FLASHTRI_FIND)
 #undef FLASHTRI_FIND

@@ -1,5 +1,5 @@
-// The CUDA driver's functions that the launcher calls, found in libcuda.so.1 at first use, so that the library loads on a
-// machine without a GPU.
+// The CUDA driver's functions that the launcher calls, found in libcuda.so.1 at first use, so that the library loads on
+// a machine without a GPU.
 #pragma once
 
 #include <cuda.h>

@@ -34,7 +34,8 @@ DeviceState make_device(int index) {
     return answer;
   };
   DeviceState made;
-  made.facts.arch = 10 * ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  made.facts.arch =
+      10 * ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   made.facts.sm_count = ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   made.facts.shared_memory = ask(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   // The primary context is the one torch uses; it is kept for the life of the process.
@@ -105,7 +106,8 @@ CUfunction load(const Kernel& kernel) {
   CUfunction function;
   check_driver(cuda.cuModuleLoadData(&module, kernel.image), kernel.name);
   check_driver(cuda.cuModuleGetFunction(&function, module, kernel.symbol), kernel.name);
-  check_driver(cuda.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared), kernel.name);
+  check_driver(cuda.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared),
+               kernel.name);
   return function;
 }
 

@@ -27,25 +27,28 @@ void check(const Problem& p) {
   check_head_dim("v", p.v.size[3]);
   // Row and column indices, and their sum with the band's offset, are 32-bit in the kernels.
   if (p.q.size[2] + p.k.size[2] >= INT_MAX - 1024) {
-    throw PlanError("flashtri: seqlen_q + seqlen_k must be below 2^31 - 1024, got " + std::to_string(p.q.size[2]) + " + " +
-                        std::to_string(p.k.size[2]) + "; split the sequence",
+    throw PlanError("flashtri: seqlen_q + seqlen_k must be below 2^31 - 1024, got " + std::to_string(p.q.size[2]) +
+                        " + " + std::to_string(p.k.size[2]) + "; split the sequence",
                     false);
   }
   if (!(p.scale >= 0.0f) || std::isinf(p.scale)) {
-    throw PlanError("flashtri: scale must be finite and not negative, got " + std::to_string(p.scale) + "; negate q instead",
-                    false);
+    throw PlanError(
+        "flashtri: scale must be finite and not negative, got " + std::to_string(p.scale) + "; negate q instead",
+        false);
   }
   if ((p.dk.dtype == DType::none) != (p.dv.dtype == DType::none)) {
     throw PlanError("flashtri: dk and dv come from one kernel: describe both or neither", false);
   }
-  const std::pair<const char*, const Tensor*> tensors[] = {{"q", &p.q},   {"k", &p.k},   {"v", &p.v},   {"out", &p.out},
-                                                           {"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}};
+  const std::pair<const char*, const Tensor*> tensors[] = {{"q", &p.q},     {"k", &p.k},       {"v", &p.v},
+                                                           {"out", &p.out}, {"dout", &p.dout}, {"dq", &p.dq},
+                                                           {"dk", &p.dk},   {"dv", &p.dv}};
   for (const auto& [name, tensor] : tensors) {
     if (*tensor && !is_readable(*tensor)) {
-      throw PlanError(std::string("flashtri: ") + name +
-                          " must have a last stride of 1, 16-byte aligned data and strides that are multiples of 8; copy it "
-                          "with contiguous()",
-                      false);
+      throw PlanError(
+          std::string("flashtri: ") + name +
+              " must have a last stride of 1, 16-byte aligned data and strides that are multiples of 8; copy it "
+              "with contiguous()",
+          false);
     }
   }
 }
@@ -112,7 +115,8 @@ void add(Plan& plan, const Kernel& kernel, int64_t grid) {
 // share a tile, each writing a partial sum, so that about two programs a multiprocessor run.
 void add_dmask(Plan& plan, const Problem& p, const Device& device) {
   const Kernel& kernel = select(Function::bwd_dmask, p, device);
-  const int64_t row_blocks = ceil_div(p.q.size[2], kernel.block_m), column_blocks = ceil_div(p.k.size[2], kernel.block_n);
+  const int64_t row_blocks = ceil_div(p.q.size[2], kernel.block_m),
+                column_blocks = ceil_div(p.k.size[2], kernel.block_n);
   int64_t tiles = p.mask.size[0] * p.mask.size[1], repeats = 1;
   (p.mask.size[2] == 1 ? repeats : tiles) *= row_blocks;
   (p.mask.size[3] == 1 ? repeats : tiles) *= column_blocks;
@@ -171,14 +175,17 @@ std::string explain(const Problem& problem, const Device& device) {
   if (made.num_launches == 0) text = "nothing to compute: no kernel is launched\n";
   for (int i = 0; i < made.num_launches; ++i) {
     const Kernel& taken = *made.launches[i].kernel;
-    text += std::string(function_name(taken.function)) + ": " + taken.name + ", " + std::to_string(made.launches[i].grid) +
-            " programs of " + std::to_string(taken.num_warps) + " warps, tiles of " + std::to_string(taken.block_m) +
-            " queries x " + std::to_string(taken.block_n) + " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
+    text += std::string(function_name(taken.function)) + ": " + taken.name + ", " +
+            std::to_string(made.launches[i].grid) + " programs of " + std::to_string(taken.num_warps) +
+            " warps, tiles of " + std::to_string(taken.block_m) + " queries x " + std::to_string(taken.block_n) +
+            " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
     for (const Kernel& other : kernels()) {
       if (other.function != taken.function || &other == &taken) continue;
       const std::string reason = refusal(other, problem, device);
       text += std::string("  not ") + other.name + ": " +
-              (!reason.empty() ? reason : other.arch != taken.arch ? "a closer architecture is compiled in" : "it pads head_dim more") +
+              (!reason.empty()            ? reason
+               : other.arch != taken.arch ? "a closer architecture is compiled in"
+                                          : "it pads head_dim more") +
               "\n";
     }
   }

@@ -39,9 +39,9 @@ struct Problem {
 };
 
 struct Device {
-  int arch = 0;              // 90 for compute capability 9.0
+  int arch = 0;  // 90 for compute capability 9.0
   int sm_count = 0;
-  int shared_memory = 0;     // bytes a block may use
+  int shared_memory = 0;  // bytes a block may use
 };
 
 // Raised before any launch. `unsupported` becomes NotImplementedError, the others ValueError.

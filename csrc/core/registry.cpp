@@ -15,11 +15,16 @@ const ArgInfo& arg_info(Arg arg) { return kArgs[static_cast<size_t>(arg)]; }
 
 const char* function_name(Function function) {
   switch (function) {
-    case Function::fwd: return "fwd";
-    case Function::bwd_delta: return "bwd_delta";
-    case Function::bwd_dkdv: return "bwd_dkdv";
-    case Function::bwd_dq: return "bwd_dq";
-    case Function::bwd_dmask: return "bwd_dmask";
+    case Function::fwd:
+      return "fwd";
+    case Function::bwd_delta:
+      return "bwd_delta";
+    case Function::bwd_dkdv:
+      return "bwd_dkdv";
+    case Function::bwd_dq:
+      return "bwd_dq";
+    case Function::bwd_dmask:
+      return "bwd_dmask";
   }
   return "unknown";
 }

@@ -30,21 +30,21 @@ enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask };
 const char* function_name(Function function);
 
 struct Kernel {
-  const char* name;      // unique: bwd_dq_bf16_d128_mask_f32_sm90
-  const char* symbol;    // of the function in the cubin
+  const char* name;    // unique: bwd_dq_bf16_d128_mask_f32_sm90
+  const char* symbol;  // of the function in the cubin
   Function function;
   int arch;
-  DType dtype;           // of q, k and v
-  DType mask;            // none: no mask
-  int block_m;           // query rows a tile
-  int block_n;           // keys a tile
-  int block_d;           // head_dim is padded up to this
+  DType dtype;  // of q, k and v
+  DType mask;   // none: no mask
+  int block_m;  // query rows a tile
+  int block_n;  // keys a tile
+  int block_d;  // head_dim is padded up to this
   int num_warps;
   int num_stages;
-  int shared;            // bytes of dynamic shared memory
-  int registers;         // a thread
-  int spill_bytes;       // a thread
-  const Arg* params;     // in the order of the kernel's own signature
+  int shared;         // bytes of dynamic shared memory
+  int registers;      // a thread
+  int spill_bytes;    // a thread
+  const Arg* params;  // in the order of the kernel's own signature
   int num_params;
   const unsigned char* image;
   size_t image_size;

@@ -23,7 +23,8 @@ const ByArch& kernels_by_arch() {
   return table;
 }
 
-// A cubin runs on its own architecture; one for 8.x also on every later 8.x. From 9.0 on they are architecture-specific.
+// A cubin runs on its own architecture; one for 8.x also on every later 8.x. From 9.0 on they are
+// architecture-specific.
 bool runs_on(int kernel_arch, int device_arch) {
   if (kernel_arch == device_arch) return true;
   return kernel_arch / 10 == 8 && device_arch / 10 == 8 && kernel_arch < device_arch;
@@ -52,8 +53,8 @@ std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::
 [[noreturn]] void refuse_arch(const Device& device) {
   std::string compiled;
   for (const auto& [arch, list] : kernels_by_arch()) compiled += (compiled.empty() ? "" : ", ") + arch_text(arch);
-  throw PlanError("flashtri: no kernel is compiled for compute capability " + arch_text(device.arch) + "; compiled in: " +
-                      (compiled.empty() ? "none" : compiled) + ". Rebuild with FLASHTRI_ARCHS=\"" +
+  throw PlanError("flashtri: no kernel is compiled for compute capability " + arch_text(device.arch) +
+                      "; compiled in: " + (compiled.empty() ? "none" : compiled) + ". Rebuild with FLASHTRI_ARCHS=\"" +
                       std::to_string(device.arch) + "\" pip install .",
                   true);
 }
@@ -68,7 +69,8 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     return std::string("its dtype is ") + dtype_name(kernel.dtype) + ", q is " + dtype_name(problem.q.dtype);
   }
   if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) {
-    return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " + dtype_name(problem.mask.dtype);
+    return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " +
+           dtype_name(problem.mask.dtype);
   }
   if (kernel.block_d < widest_head(problem)) {
     return "its head_dim goes to " + std::to_string(kernel.block_d) + ", the problem's is " +
@@ -92,7 +94,8 @@ const Kernel& select(Function function, const Problem& problem, const Device& de
   for (const Kernel* kernel : *list) {
     if (kernel->function == function) reasons.insert(refusal(*kernel, problem, device));
   }
-  std::string message = std::string("flashtri: no compiled kernel computes ") + function_name(function) + " for this problem.";
+  std::string message =
+      std::string("flashtri: no compiled kernel computes ") + function_name(function) + " for this problem.";
   for (const std::string& reason : reasons) message += "\n  refused: " + reason;
   message += "\nSee flashtri.kernels() for what is compiled in; add a variant in aot/variants.py and rebuild.";
   throw PlanError(message, true);

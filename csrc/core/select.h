@@ -7,8 +7,8 @@
 
 namespace flashtri {
 
-// The kernel of `function` for this problem with the least padding of head_dim. Throws PlanError with every candidate and
-// the rule it fails.
+// The kernel of `function` for this problem with the least padding of head_dim. Throws PlanError with every candidate
+// and the rule it fails.
 const Kernel& select(Function function, const Problem& problem, const Device& device);
 
 // The first rule that keeps `kernel` from serving the problem, as "its dtype is f16, q is bf16"; empty when none does.

@@ -24,8 +24,7 @@ DType parse_dtype(const std::string& name) {
 Tensor parse_tensor(const py::object& description, DType dtype) {
   Tensor made;
   if (description.is_none()) return made;
-  std::tie(made.size, made.stride) =
-      description.cast<std::pair<std::array<int64_t, 4>, std::array<int64_t, 4>>>();
+  std::tie(made.size, made.stride) = description.cast<std::pair<std::array<int64_t, 4>, std::array<int64_t, 4>>>();
   made.dtype = dtype;
   return made;
 }
@@ -36,10 +35,10 @@ struct Question {
 };
 
 Question parse(const py::kwargs& kwargs) {
-  static const std::set<std::string> known = {"q",         "k",     "v",            "out",      "dout",  "dq",      "dk",
-                                              "dv",        "mask",  "dtype",        "mask_dtype", "scale", "is_causal",
-                                              "bottom_right", "backward", "needs_dmask", "has_dlse", "arch", "sm_count",
-                                              "shared_memory"};
+  static const std::set<std::string> known = {"q",           "k",        "v",         "out",          "dout",
+                                              "dq",          "dk",       "dv",        "mask",         "dtype",
+                                              "mask_dtype",  "scale",    "is_causal", "bottom_right", "backward",
+                                              "needs_dmask", "has_dlse", "arch",      "sm_count",     "shared_memory"};
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
     if (known.count(name) == 0) throw py::type_error("plan() has no argument " + name);
@@ -66,7 +65,8 @@ Question parse(const py::kwargs& kwargs) {
     if (!kwargs.contains("mask_dtype")) throw py::type_error("plan() with a mask needs mask_dtype");
     p.mask = parse_tensor(get("mask"), parse_dtype(kwargs["mask_dtype"].cast<std::string>()));
   }
-  p.scale = kwargs.contains("scale") ? kwargs["scale"].cast<float>() : 1.0f / std::sqrt(static_cast<float>(p.q.size[3]));
+  p.scale =
+      kwargs.contains("scale") ? kwargs["scale"].cast<float>() : 1.0f / std::sqrt(static_cast<float>(p.q.size[3]));
   p.is_causal = number("is_causal", 0);
   p.bottom_right = number("bottom_right", 0);
   p.backward = number("backward", 0);
@@ -80,17 +80,22 @@ Question parse(const py::kwargs& kwargs) {
 
 py::object arg_value(Arg arg, const ArgValue& value) {
   switch (arg_info(arg).type) {
-    case ArgType::i32: return py::int_(value.i32);
-    case ArgType::i64: return py::int_(value.i64);
-    case ArgType::f32: return py::float_(value.f32);
-    default: return py::none();
+    case ArgType::i32:
+      return py::int_(value.i32);
+    case ArgType::i64:
+      return py::int_(value.i64);
+    case ArgType::f32:
+      return py::float_(value.f32);
+    default:
+      return py::none();
   }
 }
 
 py::dict describe(const Plan& plan) {
   py::list launches;
   for (int i = 0; i < plan.num_launches; ++i) {
-    launches.append(py::dict(py::arg("kernel") = plan.launches[i].kernel->name, py::arg("grid") = plan.launches[i].grid));
+    launches.append(
+        py::dict(py::arg("kernel") = plan.launches[i].kernel->name, py::arg("grid") = plan.launches[i].grid));
   }
   py::dict args;
   for (size_t i = 0; i < static_cast<size_t>(Arg::count); ++i) {
@@ -128,39 +133,54 @@ PYBIND11_MODULE(_C, module) {
     }
   });
 
-  module.def("kernels", [] {
-    py::list all;
-    for (const Kernel& kernel : kernels()) all.append(describe(kernel));
-    return all;
-  }, "Every kernel compiled in, one dict each.");
+  module.def(
+      "kernels",
+      [] {
+        py::list all;
+        for (const Kernel& kernel : kernels()) all.append(describe(kernel));
+        return all;
+      },
+      "Every kernel compiled in, one dict each.");
 
-  module.def("image", [](const std::string& name) {
-    for (const Kernel& kernel : kernels()) {
-      if (name == kernel.name) return py::bytes(reinterpret_cast<const char*>(kernel.image), kernel.image_size);
-    }
-    throw py::key_error(name);
-  }, py::arg("name"), "The cubin of a kernel, as bytes.");
+  module.def(
+      "image",
+      [](const std::string& name) {
+        for (const Kernel& kernel : kernels()) {
+          if (name == kernel.name) return py::bytes(reinterpret_cast<const char*>(kernel.image), kernel.image_size);
+        }
+        throw py::key_error(name);
+      },
+      py::arg("name"), "The cubin of a kernel, as bytes.");
 
   module.def("device_count", &device_count, "CUDA devices this process sees; 0 where there is no driver.");
 
-  module.def("device", [](int index) {
-    const Device& facts = device_facts(index);
-    return py::dict(py::arg("arch") = facts.arch, py::arg("sm_count") = facts.sm_count,
-                    py::arg("shared_memory") = facts.shared_memory);
-  }, py::arg("index") = 0, "Architecture, multiprocessors and shared memory a block of a CUDA device.");
+  module.def(
+      "device",
+      [](int index) {
+        const Device& facts = device_facts(index);
+        return py::dict(py::arg("arch") = facts.arch, py::arg("sm_count") = facts.sm_count,
+                        py::arg("shared_memory") = facts.shared_memory);
+      },
+      py::arg("index") = 0, "Architecture, multiprocessors and shared memory a block of a CUDA device.");
 
-  module.def("plan", [](const py::kwargs& kwargs) {
-    const Question asked = parse(kwargs);
-    return describe(plan(asked.problem, asked.device));
-  }, R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
+  module.def(
+      "plan",
+      [](const py::kwargs& kwargs) {
+        const Question asked = parse(kwargs);
+        return describe(plan(asked.problem, asked.device));
+      },
+      R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
 "scratch": {"delta", "dmask", "dmask_splits"}}. Tensors are (shape, strides) pairs of four numbers each, strides in
 elements; the mask has size 1 where it is broadcast. Raises ValueError or NotImplementedError as the op does.)");
 
-  module.def("explain", [](const py::kwargs& kwargs) {
-    const Question asked = parse(kwargs);
-    return explain(asked.problem, asked.device);
-  }, "Arguments as plan(); for each function of the problem the kernel taken, and why not each of the others.");
+  module.def(
+      "explain",
+      [](const py::kwargs& kwargs) {
+        const Question asked = parse(kwargs);
+        return explain(asked.problem, asked.device);
+      },
+      "Arguments as plan(); for each function of the problem the kernel taken, and why not each of the others.");
 }

@@ -1,0 +1,60 @@
+"""The plan for each compiled architecture, run in Triton's interpreter and judged as the op is.
+
+fp16 only: the interpreter's tl.dot reads bf16 operands as integers.
+"""
+
+import itertools
+import os
+
+import pytest
+from problems import Problem
+from reference import check, run
+
+import flashtri
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run these with TRITON_INTERPRET=1, which Triton reads at import"
+
+from replay import attention_function  # noqa: E402
+
+ARCHS = sorted({kernel["arch"] for kernel in flashtri.kernels()})
+MASKS = {
+    None: {},
+    "bool": {"mask_axes": "b1qk", "mask_values": "dead"},
+    "f16": {"mask_axes": "1hqk", "mask_values": "holes"},
+    "bf16": {"mask_axes": "bhqk", "mask_values": "lowest"},
+    "f32": {"mask_axes": "b11k", "mask_values": "lowest"},
+}
+
+
+def _features():
+    """Every mask with every causality and grouping, over lengths that leave blocks partly filled."""
+    lengths = itertools.cycle(((65, 130), (130, 65), (33, 150)))
+    dims = itertools.cycle(((40, None), (24, None), (72, 40), (64, 128)))
+    for mask, causal, heads_k in itertools.product(MASKS, (None, "top_left", "bottom_right"), (2, 1)):
+        (seqlen_q, seqlen_k), (head_dim, head_dim_v) = next(lengths), next(dims)
+        yield Problem(
+            heads_q=2, heads_k=heads_k, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
+            head_dim_v=head_dim_v, causal=causal, mask=mask, has_dlse=heads_k == 1, **MASKS[mask],
+        )  # fmt: skip
+
+
+def _masks_gradient():
+    """Each way in which a mask's gradient is summed: over batch, heads, rows and columns."""
+    for axes in ("1111", "b1q1", "1h1k", "bhq1", "111k", "qk"):
+        yield Problem(batch=3, heads_q=2, heads_k=2, seqlen_q=70, seqlen_k=67, head_dim=16, mask="f32", mask_axes=axes)
+
+
+def _layouts():
+    for layout in ("bshd", "sliced"):
+        yield Problem(layout=layout, seqlen_q=66, seqlen_k=131, head_dim=40, mask="f16", causal="top_left")
+    yield Problem(batch=1, heads_q=1, heads_k=1, seqlen_q=66, seqlen_k=70, head_dim=200, scale=0.0)
+
+
+# The tiles differ between architectures: each has its turn.
+CASES = list(zip([*_features(), *_masks_gradient(), *_layouts()], itertools.cycle(ARCHS), strict=False))
+
+
+@pytest.mark.parametrize(("problem", "arch"), CASES, ids=str)
+def test_plan_in_the_interpreter(problem, arch):
+    inputs = problem.inputs()
+    check(run(attention_function(arch), inputs), inputs)
