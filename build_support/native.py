@@ -48,6 +48,7 @@ def build(build_folder: Path, torches: list[Torch]) -> dict[str, Path]:
     interpreter and torch minors, so that environments do not undo each other's work.
     """
     _check_tools()
+    build_folder = build_folder.resolve()  # the steps run in different folders
     cubins = build_folder / "aot"
     print("flashtri: for " + ", ".join(f"torch {torch.version} in {torch.folder}" for torch in torches), flush=True)
     _run([sys.executable, "-m", "aot", "--out", str(cubins)])
