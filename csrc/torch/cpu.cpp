@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "checks.h"
+#include "lse_gradient.h"
 #include "outputs.h"
 
 namespace flashtri::op {
@@ -164,6 +165,8 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
 
   const Blocks blocks(args);
   const at::Tensor v = args.v.to(at::kFloat);
+  at::Tensor dlse;  // [B, Hq, Sq, 1]
+  if (args.has_grad_lse()) dlse = grad_lse_of_seen_rows(args).unsqueeze(3);
   at::Tensor dk_sum, dv_sum, dmask_sum;  // over all blocks, in fp32
   if (needs_dk) dk_sum = at::zeros_like(blocks.k());
   if (needs_dv) dv_sum = at::zeros_like(v);
@@ -177,10 +180,9 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
     if (!needs_dq && !needs_dk && !needs_dmask) return;
 
     at::Tensor delta = dout.mul(blocks.fold(args.out, block)).sum(-1, /*keepdim=*/true);
-    if (args.has_grad_lse()) delta.sub_(blocks.fold(args.grad_lse->unsqueeze(3), block));
+    if (dlse.defined()) delta.sub_(blocks.fold(dlse, block));
     const at::Tensor dp = at::matmul(dout, v.narrow(2, 0, block.keys).transpose(2, 3));
-    // A key that a row does not see gets no gradient, not even where the row's delta is not finite.
-    const at::Tensor ds = dp.sub_(delta).mul_(p).masked_fill_(p.eq(0.0), 0.0);
+    const at::Tensor ds = dp.sub_(delta).mul_(p);
     if (needs_dmask) {
       at::Tensor part = blocks.mask_part(dmask_sum, block);
       part.add_(blocks.by_head(ds, block).sum_to_size(part.sizes()));

@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "core/launcher.h"
+#include "lse_gradient.h"
 #include "outputs.h"
 
 namespace flashtri::op {
@@ -141,7 +142,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     plan.args.set(Arg::delta, delta.mutable_data_ptr());
     plan.args.set(Arg::lse, dense(args.lse, lse));
     if (args.has_mask()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
-    if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(*args.grad_lse, grad_lse));
+    if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(grad_lse_of_seen_rows(args), grad_lse));
     if (problem.needs_dmask) {
       scratch = at::empty({plan.dmask_splits, dmask.numel()}, fp32);
       plan.args.set(Arg::dmask, scratch.mutable_data_ptr());

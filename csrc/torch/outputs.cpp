@@ -58,15 +58,4 @@ void fill_without_keys(const ForwardResult& result) {
   row_stats.select(0, 1).zero_();
 }
 
-bool is_constant_along_keys(const at::Tensor& mask) { return mask.dim() == 0 || mask.size(-1) == 1; }
-
-void fill_dmask_constant_along_keys(const BackwardArgs& args, const at::Tensor& dmask) {
-  if (!args.has_grad_lse()) {
-    dmask.zero_();
-    return;
-  }
-  const at::Tensor rows = args.grad_lse->masked_fill(args.lse.eq(-kInf), 0.0).unsqueeze(3);  // [B, Hq, Sq, 1]
-  dmask.copy_(rows.sum_to_size(dmask.sizes()));
-}
-
 }  // namespace flashtri::op

@@ -19,12 +19,4 @@ bool has_no_scores(const ForwardArgs& args);
 // The results of rows that see no key: out 0, lse -inf, maximum -inf, sum 0.
 void fill_without_keys(const ForwardResult& result);
 
-// True for a mask that adds the same number to all keys of a row. Its gradient needs no scores: the softmax does not
-// change, so only lse passes it on, d lse / d mask = 1. Computing it as a sum over keys would leave a sum of rounding
-// errors.
-bool is_constant_along_keys(const at::Tensor& mask);
-
-// That gradient: grad_lse of the rows that see a key, summed over what the mask is broadcast over. Written to dmask.
-void fill_dmask_constant_along_keys(const BackwardArgs& args, const at::Tensor& dmask);
-
 }  // namespace flashtri::op

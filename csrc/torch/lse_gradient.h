@@ -1,0 +1,19 @@
+// What the gradient of lse means for the backward, the same on CUDA and CPU.
+#pragma once
+
+#include "ops.h"
+
+namespace flashtri::op {
+
+// grad_lse with 0 in rows that see no key, whose lse is the constant -inf: what comes back through it, be it NaN, must
+// not reach the other rows' keys. Needs has_grad_lse().
+at::Tensor grad_lse_of_seen_rows(const BackwardArgs& args);
+
+// True for a mask that adds the same number to all keys of a row. Its gradient needs no scores: the softmax does not
+// change, so only lse passes it on, d lse / d mask = 1. Summed over keys instead, rounding errors would be all of it.
+bool is_constant_along_keys(const at::Tensor& mask);
+
+// That gradient, written to dmask: grad_lse summed over what the mask is broadcast over.
+void fill_dmask_constant_along_keys(const BackwardArgs& args, const at::Tensor& dmask);
+
+}  // namespace flashtri::op
