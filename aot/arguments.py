@@ -47,6 +47,6 @@ def lookup(name: str, function: str) -> Argument:
         return read()[name]
     except KeyError:
         raise ValueError(
-            f"kernel {function}: parameter {name!r} is not in {PATH.name}, so no one supplies its value. Rename it to "
-            f"one that is, or add FLASHTRI_ARG({name}, type, divisor) there and set it in the planner (csrc/core/plan.cpp)"
+            f"kernel {function}: parameter {name!r} is not in {PATH.name}, so no one supplies its value. Rename it "
+            f"to one that is, or add FLASHTRI_ARG({name}, type, divisor) there and set it in csrc/core/plan.cpp"
         ) from None

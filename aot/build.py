@@ -1,7 +1,9 @@
 """Compiles many variants in parallel, through a cache keyed by everything a cubin depends on."""
 
+import ast
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -12,11 +14,16 @@ import sys
 import time
 
 from . import arguments
-from .variants import Variant
+from .limits import BuildError, problem
+from .variants import MASKS, Variant
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Files whose text can change any cubin; a kernel's own file is added to these.
-COMMON_SOURCES = (ROOT / "triton_src" / "common.py", arguments.PATH, *(ROOT / "aot" / f for f in ("compiler.py", "cubin.py")))
+COMMON_SOURCES = (
+    ROOT / "triton_src" / "common.py",
+    arguments.PATH,
+    *(ROOT / "aot" / f for f in ("compiler.py", "cubin.py")),
+)
 
 
 def cache_folder() -> pathlib.Path:
@@ -27,13 +34,20 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
+@functools.cache
+def _meaning(path: pathlib.Path) -> bytes:
+    # The syntax tree of Python: comments and layout change no cubin (line tables are off).
+    text = path.read_text()
+    return (ast.dump(ast.parse(text)) if path.suffix == ".py" else text).encode()
+
+
 def cache_key(variant: Variant) -> str:
     """SHA-256 over the sources, the variant and Triton's version: equal keys mean equal cubins."""
     digest = hashlib.sha256()
     for path in (ROOT / "triton_src" / f"{variant.function}.py", *COMMON_SOURCES):
-        digest.update(path.read_bytes() + b"\0")
-    digest.update(json.dumps(dataclasses.asdict(variant), sort_keys=True).encode())
-    digest.update(triton_version().encode())
+        digest.update(_meaning(path) + b"\0")
+    config = [variant.name, MASKS[variant.mask], dataclasses.asdict(variant), triton_version()]
+    digest.update(json.dumps(config, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -78,16 +92,17 @@ class Progress:
 
 
 def build(wanted: list[Variant], jobs: int) -> list[tuple[dict, pathlib.Path]]:
-    """(facts, cubin path) of each variant, in the given order. Raises BuildError listing every kernel that must not ship."""
-    from .limits import BuildError, problem
-
+    """(facts, cubin path) of each variant, in their order. Raises BuildError naming every kernel that must not ship."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"cannot create the cache folder {folder} ({error}). Set FLASHTRI_CACHE to one") from error
     progress = Progress(len(wanted))
     results, failures = {}, []
     # Spawned, not forked: Triton's compiler starts threads.
     context = multiprocessing.get_context("spawn")
-    cached = [v for v in wanted if (folder / f"{cache_key(v)}.cubin").exists()]
+    cached = [v for v in wanted if (folder / f"{cache_key(v)}.json").exists()]
     compiled = [v for v in wanted if v not in set(cached)]
     for variant in cached:
         results[variant] = compile_cached(variant, folder)
@@ -101,6 +116,8 @@ def build(wanted: list[Variant], jobs: int) -> list[tuple[dict, pathlib.Path]]:
                     results[variant] = future.result()
                 except (BuildError, ValueError) as error:
                     failures.append(str(error))
+                except Exception as error:  # Triton's own errors do not say which kernel
+                    failures.append(f"{variant.name}: {type(error).__name__}: {error}")
                 progress.step(variant.name)
     failures += filter(None, (problem(facts) for facts, _, _ in results.values()))
     if failures:

@@ -20,6 +20,7 @@ from .limits import BuildError, problem
 from .tiles import Tile
 from .variants import MASKS, Variant
 
+
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     image: bytes
@@ -51,12 +52,14 @@ def compile_kernel(variant: Variant, kernel=None, options: dict | None = None) -
 def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None) -> Compiled:
     """As compile_kernel, but accepts any amount of shared memory and spills: for experiments."""
     kernel = kernel or triton_src.FUNCTIONS[variant.function]
+    if not isinstance(kernel, triton.JITFunction):
+        raise BuildError("TRITON_INTERPRET is set, so Triton will not compile: unset it")
     tile = variant.tile
     consts = constexprs(kernel, variant.mask, tile)
     params = run_time_params(kernel)
     known = {name: arguments.lookup(name, variant.function) for name in params}
     index = {param.name: i for i, param in enumerate(kernel.params)}
-    signature = {name: "constexpr" for name in index}
+    signature = dict.fromkeys(index, "constexpr")
     signature |= {name: known[name].triton_type(variant.dtype, variant.mask) for name in params}
     # What the JIT would have found out by looking at the values; the planner guarantees it instead.
     attrs = {(index[n],): [["tt.divisibility", known[n].divisor]] for n in params if known[n].divisor > 1}

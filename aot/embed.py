@@ -31,7 +31,7 @@ KernelList kernels() {{ return {{kKernels, {count}}}; }}
 }}  // namespace flashtri
 """
 
-# Hidden, so that two libraries in one process never see each other's cubins. 64: cuModuleLoadData reads an ELF in place.
+# Hidden: two libraries in one process must not see each other's cubins. 64: the driver reads the ELF in place.
 _IMAGE = """\
     .balign 64
     .hidden {symbol}
@@ -75,7 +75,7 @@ def _write_if_changed(path: pathlib.Path, text: str) -> None:
 
 
 def embed(results: list[tuple[dict, pathlib.Path]], folder: pathlib.Path) -> None:
-    """Writes cubins/, manifest.json, kernels.S and kernels.cpp below `folder`; cubins of an earlier build are removed."""
+    """Writes cubins/, manifest.json, kernels.S and kernels.cpp below `folder`; removes an earlier build's cubins."""
     folder = folder.resolve()
     cubins = folder / "cubins"
     cubins.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,23 @@
-"""Tile configurations as data: per function, block_d, kind of mask and class of architecture."""
+"""Tile configurations as data: per class of architecture, function, kind of mask and block_d."""
 
 import dataclasses
 
-# Bytes of shared memory a block may use (CUDA C++ Programming Guide, compute capabilities).
-SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 120: 99 << 10}
+# Bytes of shared memory a block may use (CUDA C++ Programming Guide, table of compute capabilities).
+SHARED_MEMORY = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    103: 227 << 10,
+    120: 99 << 10,
+}
+# Bytes of spilled registers a thread. Up to here they are loop invariants, read back about 25 times in a loop of 450
+# instructions, which a smaller tile pays for with more products of less size; beyond, the loop also writes them.
+MAX_SPILL_BYTES = 320
 
-# Bytes of spilled registers a thread. A few touch only prologue and epilogue; more means spills in the loop.
-MAX_SPILL_BYTES = 2048
+# sm_86, 89 and 120 have the least shared memory and the same mma.sync; sm_100 and 103 share tcgen05.
+ARCH_CLASS = {80: "ampere", 86: "small", 89: "small", 120: "small", 90: "hopper", 100: "blackwell", 103: "blackwell"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,24 +31,85 @@ class Tile:
     num_stages: int
 
 
-def arch_class(arch: int) -> str:
-    return {80: "ampere", 86: "small", 89: "small", 120: "small", 90: "hopper", 100: "blackwell", 103: "blackwell"}[arch]
-
-
-# {class: {function: {block_d: (block_m, block_n, num_warps, num_stages)}}}
+# {class: {function: {kind: {block_d: (block_m, block_n, num_warps, num_stages)}}}}, kind "masked" for any mask.
+# A mask costs an address and a value for each score a thread holds, 32 to 64 registers: hence its own, smaller tiles.
+# bwd_dkdv holds two accumulators of block_n x block_d, which sets its limit; the others hold one of block_m x block_d.
 TILES = {
     "hopper": {
-        "fwd": {32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 4, 2), 256: (128, 64, 8, 2)},
-        "bwd_dkdv": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (32, 64, 8, 1)},
-        "bwd_dq": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (64, 32, 8, 1)},
-        "bwd_dmask": {32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (64, 64, 4, 1), 256: (64, 64, 8, 1)},
+        "fwd": {
+            # 8 warps at d128: with 4, the accumulators alone take 96 of 255 registers and the loop spills.
+            "plain": {32: (128, 64, 4, 3), 64: (128, 128, 8, 2), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2)},
+            # 32 keys at d256: 64 hit the limit of shared memory with an fp32 mask.
+            "masked": {32: (128, 64, 8, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
+        },
+        "bwd_dkdv": {
+            # 32 keys at d256: the two accumulators of 64 keys leave no registers for the scores.
+            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 32, 8, 2)},
+            "masked": {32: (32, 128, 8, 2), 64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (64, 32, 8, 2)},
+        },
+        "bwd_dq": {
+            "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (128, 32, 8, 1)},
+        },
+        # One stage: its loop runs once unless the mask is broadcast, so there is nothing to overlap.
+        "bwd_dmask": {"masked": {32: (64, 64, 4, 1), 64: (128, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 64, 8, 1)}},
+    },
+    "blackwell": {
+        "fwd": {
+            "plain": {32: (128, 64, 4, 3), 64: (128, 128, 8, 2), 128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
+            "masked": {32: (128, 64, 8, 3), 64: (128, 64, 8, 3), 128: (128, 32, 8, 2), 256: (64, 32, 8, 2)},
+        },
+        "bwd_dkdv": {
+            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
+            "masked": {32: (64, 64, 8, 2), 64: (64, 64, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 2)},
+        },
+        "bwd_dq": {
+            "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        },
+        "bwd_dmask": {"masked": {32: (64, 64, 8, 1), 64: (64, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 64, 8, 1)}},
+    },
+    "ampere": {
+        "fwd": {
+            "plain": {32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (64, 32, 8, 2)},
+        },
+        # mma.sync takes its left operand from registers: k and v tiles stay there too, so tiles are smaller than on 90.
+        "bwd_dkdv": {
+            "plain": {32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 64, 8, 1)},
+            "masked": {32: (32, 64, 4, 2), 64: (32, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 64, 8, 1)},
+        },
+        "bwd_dq": {
+            "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+        },
+        "bwd_dmask": {"masked": {32: (64, 64, 4, 1), 64: (64, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 32, 8, 1)}},
+    },
+    "small": {
+        "fwd": {
+            # One stage at d256: a second takes the tile to 104 KB, over the limit of 99.
+            "plain": {32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 64, 8, 1)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (64, 32, 8, 2)},
+        },
+        "bwd_dkdv": {
+            # 32 keys at d256: 64 take 112 KB.
+            "plain": {32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+            "masked": {32: (32, 64, 4, 2), 64: (32, 64, 4, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+        },
+        "bwd_dq": {
+            "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (64, 32, 8, 1)},
+            "masked": {32: (128, 64, 8, 2), 64: (128, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+        },
+        "bwd_dmask": {"masked": {32: (64, 64, 4, 1), 64: (64, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 32, 8, 1)}},
     },
 }
 
 
 def tile(function: str, block_d: int, mask: str, arch: int) -> Tile:
+    """The tile of a variant. Raises KeyError where the tables have none."""
     if function == "bwd_delta":
+        # Memory-bound: 64 rows give enough blocks at any length, and 16 bytes a thread each of out and dout.
         return Tile(64, 0, block_d, 4, 1)
-    table = TILES.get(arch_class(arch), TILES["hopper"])
-    block_m, block_n, num_warps, num_stages = table[function][block_d]
+    kind = "plain" if mask == "none" else "masked"
+    block_m, block_n, num_warps, num_stages = TILES[ARCH_CLASS[arch]][function][kind][block_d]
     return Tile(block_m, block_n, block_d, num_warps, num_stages)

@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_rows, load_tile, probabilities, tile_offsets
+from .common import (
+    block_ranges,
+    edge_block,
+    in_band,
+    load_mask,
+    load_row_terms,
+    load_rows,
+    load_tile,
+    probabilities,
+    tile_offsets,
+)
 
 
 @triton.jit
@@ -27,7 +37,8 @@ def dkdv_head(
     dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
     in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
-    for i in tl.range(0, count):
+    # With a mask the edges are not pipelined: few blocks, and it halves code and spills.
+    for i in tl.range(0, count, num_stages=1 if EDGE and MASK != 0 else None):
         if EDGE:
             start = edge_block(i, first, full_first, full_end) * BLOCK_M
         else:
@@ -38,7 +49,7 @@ def dkdv_head(
         mask_tile = 0
         keep = 0
         if MASK != 0:
-            # Before the product, as in the forward. Loaded as [BLOCK_M, BLOCK_N] because a mask's keys are the ones that lie side by side in memory.
+            # Before the product, as in the forward. [BLOCK_M, BLOCK_N] is how keys lie side by side in memory.
             mask_tile = tl.trans(load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k))
         s_t = tl.dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
         if EDGE:
@@ -86,9 +97,7 @@ def bwd_dkdv(
     dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
 
     # Keys past the end need no edge: each key's gradient is a row of its own here, and theirs is not stored.
-    first, full_first, full_end, end = block_ranges(
-        start_n, seqlen_k, seqlen_q, -band_hi, -band_lo, BLOCK_N, BLOCK_M
-    )
+    first, full_first, full_end, end = block_ranges(start_n, seqlen_k, seqlen_q, -band_hi, -band_lo, BLOCK_N, BLOCK_M)
     full = full_end - full_first
     # Two loops over the group rather than one with both bodies: less stays live, which is what spilled.
     for g in tl.range(0, group_size):

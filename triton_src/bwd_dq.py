@@ -3,14 +3,24 @@
 import triton
 import triton.language as tl
 
-from .common import block_ranges, edge_block, in_band, load_mask, load_row_terms, load_rows, load_tile, probabilities, tile_offsets
+from .common import (
+    block_ranges,
+    edge_block,
+    in_band,
+    load_mask,
+    load_row_terms,
+    load_rows,
+    load_tile,
+    probabilities,
+    tile_offsets,
+)
 
 
 @triton.jit
 def dq_blocks(
     dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, count, first, full_first, full_end,
-    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+    scale, MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on."""
     k_offsets = tile_offsets(k_stride_s, BLOCK_N, BLOCK_D)
@@ -78,14 +88,12 @@ def bwd_dq(
     row_term, row_factor = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK, True)
     dq_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
-    first, full_first, full_end, end = block_ranges(
-        start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N
-    )
+    first, full_first, full_end, end = block_ranges(start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N)
     full = full_end - full_first
     dq_acc = dq_blocks(
         dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, full, first, full_first, full_end,
-        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
-        scale, MASK, False, BLOCK_N, BLOCK_D,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
+        band_hi, scale, MASK, False, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     dq_acc = dq_blocks(
         dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, end - first - full, first,

@@ -1,4 +1,4 @@
-"""Forward: out = softmax(scale * q k^T + mask) v over the band, with the row's LSE, by online softmax (FlashAttention)."""
+"""Forward: out = softmax(scale * q k^T + mask) v over the band, by online softmax (FlashAttention-2, algorithm 1)."""
 
 import triton
 import triton.language as tl
@@ -9,8 +9,8 @@ from .common import LN2, LOG2E, block_ranges, edge_block, in_band, load_mask, lo
 @triton.jit
 def fwd_blocks(
     acc, row_max, row_sum, q_tile, k, v, mask, rows, count, first, full_first, full_end,
-    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+    scale, MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on.
 
@@ -94,19 +94,17 @@ def fwd(
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
 
-    first, full_first, full_end, end = block_ranges(
-        start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N
-    )
+    first, full_first, full_end, end = block_ranges(start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N)
     full = full_end - full_first
     acc, row_max, row_sum = fwd_blocks(
         acc, row_max, row_sum, q_tile, k, v, mask, rows, full, first, full_first, full_end,
-        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
-        scale, MASK, False, BLOCK_N, BLOCK_D,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
+        band_hi, scale, MASK, False, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, row_max, row_sum = fwd_blocks(
         acc, row_max, row_sum, q_tile, k, v, mask, rows, end - first - full, first, full_first, full_end,
-        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
-        scale, MASK, True, BLOCK_N, BLOCK_D,
+        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
+        band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     in_rows = rows < seqlen_q
