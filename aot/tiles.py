@@ -12,9 +12,9 @@ SHARED_MEMORY = {
     103: 227 << 10,
     120: 99 << 10,
 }
-# Bytes of spilled registers a thread. Up to here they are loop invariants, read back about 25 times in a loop of 450
-# instructions, which a smaller tile pays for with more products of less size; beyond, the loop also writes them.
-MAX_SPILL_BYTES = 320
+# Bytes of spilled registers a thread. Up to here they are nearly all loop invariants, read back by one instruction in
+# twenty of the loop; a tile small enough to avoid that costs more. Beyond, the loop writes them too.
+MAX_SPILL_BYTES = 576
 
 # sm_86, 89 and 120 have the least shared memory and the same mma.sync; sm_100 and 103 share tcgen05.
 ARCH_CLASS = {80: "ampere", 86: "small", 89: "small", 120: "small", 90: "hopper", 100: "blackwell", 103: "blackwell"}
@@ -34,6 +34,7 @@ class Tile:
 # {class: {function: {kind: {block_d: (block_m, block_n, num_warps, num_stages)}}}}, kind "masked" for any mask.
 # A mask costs an address and a value for each score a thread holds, 32 to 64 registers: hence its own, smaller tiles.
 # bwd_dkdv holds two accumulators of block_n x block_d, which sets its limit; the others hold one of block_m x block_d.
+# From hopper on that first dimension is at least 64: below, Triton falls back from wgmma or tcgen05 to mma.sync.
 TILES = {
     "hopper": {
         "fwd": {
@@ -43,9 +44,9 @@ TILES = {
             "masked": {32: (128, 64, 8, 3), 64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
         },
         "bwd_dkdv": {
-            # 32 keys at d256: the two accumulators of 64 keys leave no registers for the scores.
-            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 32, 8, 2)},
-            "masked": {32: (32, 128, 8, 2), 64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (64, 32, 8, 2)},
+            # 32 queries at d256: the two accumulators take 128 registers, and 64 queries would spill 640 bytes.
+            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (32, 64, 8, 2)},
+            "masked": {32: (32, 128, 8, 2), 64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (32, 64, 8, 2)},
         },
         "bwd_dq": {
             "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
@@ -60,8 +61,9 @@ TILES = {
             "masked": {32: (128, 64, 8, 3), 64: (128, 64, 8, 3), 128: (128, 32, 8, 2), 256: (64, 32, 8, 2)},
         },
         "bwd_dkdv": {
-            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
-            "masked": {32: (64, 64, 8, 2), 64: (64, 64, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 2)},
+            # One stage at d256: a second takes the spills from 168 to 832 bytes.
+            "plain": {32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (32, 64, 8, 1)},
+            "masked": {32: (32, 128, 8, 2), 64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (32, 64, 8, 1)},
         },
         "bwd_dq": {
             "plain": {32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},

@@ -140,6 +140,13 @@ def test_the_table_has_one_kernel_for_each_combination():
         assert set(block_ds) <= set(variants.BLOCK_DS)
 
 
+def test_no_tile_falls_back_to_mma_sync():
+    """wgmma and tcgen05 multiply at least 64 rows at a time; Triton takes mma.sync for fewer, and says nothing."""
+    for variant in variants.variants((90, 100, 103)):
+        rows = variant.tile.block_n if variant.function == "bwd_dkdv" else variant.tile.block_m
+        assert rows >= 64, variant.name
+
+
 def test_every_argument_is_some_kernels_and_every_parameter_an_argument():
     used = {name for kernel in triton_src.FUNCTIONS.values() for name in run_time_params(kernel)}
     assert used == set(arguments.read())
