@@ -2,7 +2,8 @@
 #   PYTHON          the Python to start from (default python3)
 #   TORCH           the torch to install into the environment; default: the one PYTHON has, else the pinned one
 #   VENV            where the environment is made (default .venv)
-#   FLASHTRI_ARCHS  the CUDA architectures to compile, as "80 90" (default: all)
+#   FLASHTRI_ARCHS  the CUDA architectures to compile, as "80 90"; default: this machine's, or 90 where it has no GPU;
+#                   for wheel: all
 #   TEST_PYTHON     for gpu-test and bench: a Python that has flashtri and pytest installed; nothing is set up or built then
 PYTHON ?= python3
 VENV ?= .venv
