@@ -36,9 +36,10 @@ def triton_version() -> str:
 
 @functools.cache
 def _meaning(path: pathlib.Path) -> bytes:
-    # The syntax tree of Python: comments and layout change no cubin (line tables are off).
+    # Python without comments and layout, which change no cubin (line tables are off). Not ast.dump, whose text differs
+    # from one Python to the next: wheels for several of them share the cubins.
     text = path.read_text()
-    return (ast.dump(ast.parse(text)) if path.suffix == ".py" else text).encode()
+    return (ast.unparse(ast.parse(text)) if path.suffix == ".py" else text).encode()
 
 
 def cache_key(variant: Variant) -> str:
