@@ -62,7 +62,8 @@ def interpreter() -> dict[str, int]:
 
 
 def gpu() -> dict[str, int]:
-    return pytest("gpu", ["tests/test_op.py", "tests/gpu", "--device=cuda"], workers=1)
+    tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_op*.py"))
+    return pytest("gpu", [*tests, "tests/gpu", "--device=cuda"], workers=1)
 
 
 STAGES = {stage.__name__: stage for stage in (lint, tests, interpreter, gpu)}
