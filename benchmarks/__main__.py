@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=11, help="timings of each implementation and case")
     parser.add_argument("--only", default="", metavar="REGEX", help="only the cases whose name it is found in")
+    parser.add_argument("--peers", default="", metavar="REGEX", help="only the peers whose name it is found in")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs; no figure counts")
     parser.add_argument("--wheel", type=Path, help="for size; default the newest in dist/")
     parser.add_argument("--archs", help='for build, as "80 90"; default FLASHTRI_ARCHS, else all')

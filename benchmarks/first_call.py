@@ -33,9 +33,10 @@ def fresh_process(peer_name: str, case_name: str, device: str) -> dict[str, floa
     __import__(peer.module)
     steps["import"] = 1e3 * (time.perf_counter() - clock)  # not `step`, which would start the device
     clock = time.perf_counter()
-    # What any program on this device pays: its context, torch's allocator, the matrix library.
-    ones = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
-    (ones + 1) @ ones
+    # What any program that trains on this device pays: its context, torch's allocator, the matrix library, and what
+    # torch itself imports at its first backward.
+    ones = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    torch.autograd.grad((ones + 1) @ ones, ones, torch.ones_like(ones))
     step("plain operation")
     inputs = cases.inputs(case, device, requires_grad=True)
     step("inputs")
@@ -74,7 +75,7 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
 
 
 def run(args) -> list[report.Row]:
-    contenders = peers.available()
+    contenders = peers.available(args.peers)
     rows = []
     for case in args.select(cases.SMOKE[1:2] if args.smoke else cases.FIRST_CALL):
         found = measure(case, contenders, args)

@@ -40,7 +40,7 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
 
 
 def run(args) -> list[report.Row]:
-    contenders = peers.available([*peers.PEERS, peers.ATTENTION])
+    contenders = peers.available(args.peers, [*peers.PEERS, peers.ATTENTION])
     rows = []
     for case in args.select(cases.SMOKE[:2] if args.smoke else cases.HOST_TIME):
         found = measure(case, contenders, args)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable
 
 import torch
@@ -88,10 +89,15 @@ def in_order(rows: list) -> list:
     return sorted(rows, key=lambda r: (metrics.index(r.metric), names.index(r.implementation)))
 
 
-def available(peers: list[Peer] = PEERS) -> list[Peer]:
-    """The peers whose package is here; says which are not, and raises where flashtri itself is not."""
+def available(pattern: str = "", peers: list[Peer] = PEERS) -> list[Peer]:
+    """Ours, and the peers whose name `pattern` is found in and whose package is here.
+
+    Says which packages are not, and raises where flashtri itself is not.
+    """
     found = []
     for peer in peers:
+        if peer.module != "flashtri" and not re.search(pattern, peer.name):
+            continue
         reason = peer.reason_missing()
         if reason and peer.module == "flashtri":
             raise SystemExit(f"benchmarks need flashtri: {reason}")

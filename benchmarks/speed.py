@@ -67,7 +67,7 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
 
 
 def run(args) -> list[report.Row]:
-    contenders = peers.available()
+    contenders = peers.available(args.peers)
     rows = []
     for case in args.select(cases.SMOKE if args.smoke else cases.SPEED):
         found = measure(case, contenders, args)
