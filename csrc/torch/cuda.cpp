@@ -85,7 +85,7 @@ void set_options(Problem& problem, const ForwardArgs& args) {
 ForwardResult fwd_cuda(const ForwardArgs& args) {
   check_forward(args);
   const c10::DeviceGuard guard(args.q.device());
-  ForwardResult result = empty_forward(args);
+  ForwardResult result = empty_forward(args, Memory::cuda_allocator);
   const auto& [out, lse, row_stats, rng_state] = result;
   if (has_no_scores(args)) {
     fill_without_keys(result);
@@ -114,7 +114,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
   // dk and dv come from one kernel, which writes both.
   BackwardArgs wider = args;
   wider.output_mask[1] = wider.output_mask[2] = args.output_mask[1] || args.output_mask[2];
-  BackwardResult result = empty_backward(wider);
+  BackwardResult result = empty_backward(wider, Memory::cuda_allocator);
   auto& [dq, dk, dv, dmask] = result;
   if (has_no_scores(args)) {
     for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();

@@ -1,5 +1,7 @@
 #include "outputs.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/SymInt.h>
@@ -12,9 +14,25 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+struct CudaMemory {
+  c10::Allocator* allocator = at::detail::getCUDAHooks().getCUDADeviceAllocator();
+  c10::DispatchKeySet keys{c10::DispatchKey::CUDA};
+};
+
+at::Tensor empty_contiguous(c10::SymIntArrayRef sizes, const at::TensorOptions& options, Memory memory) {
+  if (memory == Memory::dispatcher) return at::empty_symint(sizes, options);
+  const CudaMemory cuda;
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), cuda.allocator, cuda.keys,
+                                   c10::typeMetaToScalarType(options.dtype()), std::nullopt);
+}
+
+at::Tensor empty_vector(const at::TensorOptions& options, Memory memory) {
+  return empty_contiguous({c10::SymInt(0)}, options, memory);
+}
+
 // [B, H, S, last_dim], dense. The memory order is [B, S, H, last_dim] where the source's heads lie closer together than
 // its rows, so that a model which keeps [B, S, H, D] and transposes gets the same back, and reshapes it without a copy.
-at::Tensor empty_in_layout_of(const at::Tensor& source, const c10::SymInt& last_dim) {
+at::Tensor empty_in_layout_of(const at::Tensor& source, const c10::SymInt& last_dim, Memory memory) {
   const auto size = source.sym_sizes();
   const auto stride = source.sym_strides();
   const std::array<c10::SymInt, 4> sizes{size[0], size[1], size[2], last_dim};
@@ -22,29 +40,31 @@ at::Tensor empty_in_layout_of(const at::Tensor& source, const c10::SymInt& last_
   const bool heads_first = TORCH_GUARD_OR_FALSE(stride[1].sym_lt(stride[2]));
   const std::array<c10::SymInt, 4> strides{heads * rows * last_dim, heads_first ? last_dim : rows * last_dim,
                                            heads_first ? heads * last_dim : last_dim, 1};
-  return at::empty_strided_symint(sizes, strides, source.options());
+  if (memory == Memory::dispatcher) return at::empty_strided_symint(sizes, strides, source.options());
+  const CudaMemory cuda;
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+                                           cuda.allocator, cuda.keys, source.scalar_type());
 }
-
-at::Tensor empty_vector(const at::TensorOptions& options) { return at::empty({0}, options); }
 
 }  // namespace
 
-ForwardResult empty_forward(const ForwardArgs& args) {
+ForwardResult empty_forward(const ForwardArgs& args, Memory memory) {
   const auto size = args.q.sym_sizes();
   const auto fp32 = args.q.options().dtype(at::kFloat);
-  return {empty_in_layout_of(args.q, args.v.sym_size(3)), at::empty_symint({size[0], size[1], size[2]}, fp32),
-          args.has_mask() ? at::empty_symint({2, size[0], size[1], size[2]}, fp32) : empty_vector(fp32),
-          empty_vector(args.q.options().dtype(at::kLong))};
+  return {empty_in_layout_of(args.q, args.v.sym_size(3), memory),
+          empty_contiguous({size[0], size[1], size[2]}, fp32, memory),
+          args.has_mask() ? empty_contiguous({2, size[0], size[1], size[2]}, fp32, memory) : empty_vector(fp32, memory),
+          empty_vector(args.q.options().dtype(at::kLong), memory)};
 }
 
-BackwardResult empty_backward(const BackwardArgs& args) {
-  const auto gradient = [](const at::Tensor& source, bool needed) {
-    return needed ? empty_in_layout_of(source, source.sym_size(3)) : empty_vector(source.options());
+BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
+  const auto gradient = [&](const at::Tensor& source, bool needed) {
+    return needed ? empty_in_layout_of(source, source.sym_size(3), memory) : empty_vector(source.options(), memory);
   };
   return {gradient(args.q, args.output_mask[0]), gradient(args.k, args.output_mask[1]),
           gradient(args.v, args.output_mask[2]),
           args.needs_dmask() ? at::empty_symint(args.attn_mask->sym_sizes(), args.attn_mask->options())
-                             : empty_vector((args.has_mask() ? *args.attn_mask : args.q).options())};
+                             : empty_vector((args.has_mask() ? *args.attn_mask : args.q).options(), memory)};
 }
 
 bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }

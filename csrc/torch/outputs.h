@@ -5,13 +5,17 @@
 
 namespace flashtri::op {
 
+// Where the memory comes from. Straight from CUDA's allocator is about a microsecond a tensor cheaper than through the
+// dispatcher, and right only below every dispatch key, where tensors are plain: inside the CUDA kernels.
+enum class Memory { dispatcher, cuda_allocator };
+
 // Uninitialised. `out` follows q's layout (see outputs.cpp); lse is contiguous fp32 [B, Hq, Sq]; row_stats fp32
 // [2, B, Hq, Sq] with a mask, else [0]; rng_state int64 [0].
-ForwardResult empty_forward(const ForwardArgs& args);
+ForwardResult empty_forward(const ForwardArgs& args, Memory memory = Memory::dispatcher);
 
 // Uninitialised. dq, dk, dv follow the layouts of q, k, v; dmask is contiguous in the mask's own shape and dtype.
 // A gradient that is not needed has shape [0].
-BackwardResult empty_backward(const BackwardArgs& args);
+BackwardResult empty_backward(const BackwardArgs& args, Memory memory = Memory::dispatcher);
 
 // True where no query meets a key, so that there is nothing to launch.
 bool has_no_scores(const ForwardArgs& args);
