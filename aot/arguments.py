@@ -8,7 +8,7 @@ import re
 PATH = pathlib.Path(__file__).resolve().parent.parent / "csrc" / "core" / "arguments.def"
 
 _ENTRY = re.compile(r"^FLASHTRI_ARG\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\d+)\s*\)", re.MULTILINE)
-_TRITON_DTYPE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "boolean": "i1"}
+TRITON_DTYPE = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "boolean": "i1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,18 +18,21 @@ class Argument:
     divisor: int
 
     def triton_type(self, dtype: str, mask: str) -> str:
-        """The type in Triton's notation for q of `dtype` and this mask."""
+        """The type in Triton's notation for q of `dtype` and this mask; a tensor_map's depends on the tile as well."""
         if self.type == "element_ptr":
-            return "*" + _TRITON_DTYPE[dtype]
+            return "*" + TRITON_DTYPE[dtype]
         if self.type == "mask_ptr":
             # Never read where there is no mask: any type will do.
-            return "*" + _TRITON_DTYPE["boolean" if mask == "none" else mask]
+            return "*" + TRITON_DTYPE["boolean" if mask == "none" else mask]
         return {"f32_ptr": "*fp32", "f32": "fp32"}.get(self.type, self.type)
 
     @property
-    def size(self) -> int:
-        """Bytes it takes in a kernel's parameter list."""
-        return 4 if self.type in ("i32", "f32") else 8
+    def sizes(self) -> list[int]:
+        """Bytes of each parameter of the cubin that it becomes."""
+        if self.type == "tensor_map":
+            # The descriptor by value, then the tensor's four sizes and four strides.
+            return [128, *[4] * 4, *[8] * 4]
+        return [4 if self.type in ("i32", "f32") else 8]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 
-from . import arguments
+from . import arguments, hopper
 from .limits import BuildError, problem
 from .variants import MASKS, Variant
 
@@ -42,10 +42,16 @@ def _meaning(path: pathlib.Path) -> bytes:
     return (ast.unparse(ast.parse(text)) if path.suffix == ".py" else text).encode()
 
 
+def _kernel_sources(function: str) -> list[pathlib.Path]:
+    if function in hopper.FUNCTIONS:
+        return [*sorted((ROOT / "triton_src" / "hopper").glob("*.py")), ROOT / "aot" / "hopper.py"]
+    return [ROOT / "triton_src" / f"{function}.py"]
+
+
 def cache_key(variant: Variant) -> str:
     """SHA-256 over the sources, the variant and Triton's version: equal keys mean equal cubins."""
     digest = hashlib.sha256()
-    for path in (ROOT / "triton_src" / f"{variant.function}.py", *COMMON_SOURCES):
+    for path in (*_kernel_sources(variant.function), *COMMON_SOURCES):
         digest.update(_meaning(path) + b"\0")
     config = [variant.name, MASKS[variant.mask], dataclasses.asdict(variant), triton_version()]
     digest.update(json.dumps(config, sort_keys=True).encode())

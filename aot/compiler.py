@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 import triton_src
 
-from . import arguments, cubin
+from . import arguments, cubin, hopper
 from .limits import BuildError, problem
 from .tiles import Tile
 from .variants import MASKS, Variant
@@ -29,12 +29,23 @@ class Compiled:
 
 def constexprs(kernel, mask: str, tile: Tile) -> dict[str, int]:
     values = {"MASK": MASKS[mask], "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d}
+    if isinstance(tile, hopper.HopperTile):
+        values |= hopper.constexprs(tile)
     return {param.name: values[param.name] for param in kernel.params if param.is_constexpr}
 
 
 def run_time_params(kernel) -> list[str]:
     """Names of the parameters that a launch passes, in order."""
     return [param.name for param in kernel.params if not param.is_constexpr]
+
+
+def kernel_of(function: str):
+    """The kernel of that name in triton_src."""
+    if function in hopper.FUNCTIONS:
+        from triton_src.hopper import FUNCTIONS  # imports Gluon, which no other kernel needs
+
+        return FUNCTIONS[function]
+    return triton_src.FUNCTIONS[function]
 
 
 def compile_kernel(variant: Variant, kernel=None, options: dict | None = None) -> Compiled:
@@ -51,7 +62,7 @@ def compile_kernel(variant: Variant, kernel=None, options: dict | None = None) -
 
 def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None) -> Compiled:
     """As compile_kernel, but accepts any amount of shared memory and spills: for experiments."""
-    kernel = kernel or triton_src.FUNCTIONS[variant.function]
+    kernel = kernel or kernel_of(variant.function)
     if not isinstance(kernel, triton.JITFunction):
         raise BuildError("TRITON_INTERPRET is set, so Triton will not compile: unset it")
     tile = variant.tile
@@ -60,13 +71,17 @@ def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None
     known = {name: arguments.lookup(name, variant.function) for name in params}
     index = {param.name: i for i, param in enumerate(kernel.params)}
     signature = dict.fromkeys(index, "constexpr")
-    signature |= {name: known[name].triton_type(variant.dtype, variant.mask) for name in params}
+    signature |= {name: _triton_type(known[name], variant) for name in params}
     # What the JIT would have found out by looking at the values; the planner guarantees it instead.
     attrs = {(index[n],): [["tt.divisibility", known[n].divisor]] for n in params if known[n].divisor > 1}
-    source = ASTSource(
+    is_hopper = isinstance(tile, hopper.HopperTile)
+    source = (hopper.source_class() if is_hopper else ASTSource)(
         fn=kernel, signature=signature, constexprs={(index[n],): value for n, value in consts.items()}, attrs=attrs
     )
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **(options or {})}
+    defaults = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    if is_hopper:
+        defaults["maxnreg"] = tile.registers_at_entry
+    options = {**defaults, **(options or {})}
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         # Triton insists on a cache of its own; ours (build.py) is keyed by what we know to matter.
         triton.knobs.cache.dir = folder
@@ -88,15 +103,22 @@ def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None
         "spill_bytes": found.stack_bytes,
         "params": params,
         "constexprs": consts,
+        "boxes": hopper.boxes(result.metadata),
         "image_size": len(image),
     }
     check_params(facts, found.param_sizes)
     return Compiled(image, facts)
 
 
+def _triton_type(argument: arguments.Argument, variant: Variant) -> str:
+    if argument.type == "tensor_map":
+        return hopper.map_type(argument.name, arguments.TRITON_DTYPE[variant.dtype], variant.tile)
+    return argument.triton_type(variant.dtype, variant.mask)
+
+
 def check_params(facts: dict, sizes: list[int]) -> None:
     """Raises BuildError unless the cubin takes exactly the signature's parameters and Triton's two scratch pointers."""
-    expected = [arguments.lookup(name, facts["function"]).size for name in facts["params"]] + [8, 8]
+    expected = [size for name in facts["params"] for size in arguments.lookup(name, facts["function"]).sizes] + [8, 8]
     if sizes != expected:
         raise BuildError(
             f"{facts['name']}: the cubin's parameters have sizes {sizes}, the signature's {expected} (with two scratch "

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from . import tiles
+from . import hopper, tiles
 
 ARCHS = (80, 86, 89, 90, 100, 103, 120)
 DTYPES = ("f16", "bf16")
@@ -12,13 +12,15 @@ MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
 # head_dim is padded up to one of these; Triton's tiles are powers of two.
 BLOCK_DS = (32, 64, 128, 256)
 
-FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask")
+FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", *hopper.FUNCTIONS)
 
 # (functions, masks, block_ds, reason): a combination that is not compiled.
 EXCLUSIONS = (
     (("bwd_delta",), ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "delta is sum(out * dout): no mask enters it"),
     (("bwd_delta",), ("none",), (32,), "memory-bound: predicated-off columns of the 64-wide tile cost nothing"),
     (("bwd_dmask",), ("none", "boolean"), BLOCK_DS, "only an additive mask has a gradient"),
+    (hopper.FUNCTIONS, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "a mask would need a TMA descriptor of its own"),
+    (hopper.FUNCTIONS, ("none",), (32,), "a row of 64 elements is what TMA's widest swizzle takes"),
 )
 
 
@@ -42,16 +44,22 @@ def is_excluded(function: str, mask: str, block_d: int) -> bool:
     return any(function in rule[0] and mask in rule[1] and block_d in rule[2] for rule in EXCLUSIONS)
 
 
+def tile_of(function: str, block_d: int, mask: str, arch: int) -> tiles.Tile:
+    if function in hopper.FUNCTIONS:
+        return hopper.TILES[function][block_d]
+    return tiles.tile(function, block_d, mask, arch)
+
+
 def variants(archs=ARCHS) -> list[Variant]:
     """The whole table for these architectures, in the order in which the planner meets it."""
     return [
-        Variant(function, dtype, mask, arch, tiles.tile(function, block_d, mask, arch))
+        Variant(function, dtype, mask, arch, tile_of(function, block_d, mask, arch))
         for arch in archs
         for function in FUNCTIONS
         for dtype in DTYPES
         for block_d in BLOCK_DS
         for mask in MASKS
-        if not is_excluded(function, mask, block_d)
+        if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in hopper.FUNCTIONS)
     ]
 
 

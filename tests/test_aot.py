@@ -12,9 +12,8 @@ import pytest
 import triton
 import triton.language as tl
 
-import triton_src
-from aot import arguments, build, cubin, embed, limits, variants
-from aot.compiler import compile_kernel, compile_unchecked, constexprs, run_time_params
+from aot import arguments, build, cubin, embed, hopper, limits, variants
+from aot.compiler import compile_kernel, compile_unchecked, constexprs, kernel_of, run_time_params
 from aot.tiles import MAX_SPILL_BYTES, SHARED_MEMORY, Tile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -134,7 +133,7 @@ def test_an_architecture_that_is_not_in_the_table_is_refused():
 def test_the_table_has_one_kernel_for_each_combination():
     table = variants.variants()
     names = [variant.name for variant in table]
-    assert len(names) == len(set(names)) == 150 * len(variants.ARCHS)
+    assert len(names) == len(set(names)) == 150 * len(variants.ARCHS) + 6
     for functions, masks, block_ds, reason in variants.EXCLUSIONS:
         assert reason and set(functions) <= set(variants.FUNCTIONS) and set(masks) <= set(variants.MASKS)
         assert set(block_ds) <= set(variants.BLOCK_DS)
@@ -148,14 +147,15 @@ def test_no_tile_falls_back_to_mma_sync():
 
 
 def test_every_argument_is_some_kernels_and_every_parameter_an_argument():
-    used = {name for kernel in triton_src.FUNCTIONS.values() for name in run_time_params(kernel)}
+    used = {name for function in variants.FUNCTIONS for name in run_time_params(kernel_of(function))}
     assert used == set(arguments.read())
 
 
 def test_manifest_agrees_with_the_kernels_signatures(built):
     for facts, image in built:
-        kernel = triton_src.FUNCTIONS[facts["function"]]
-        tile = Tile(*(facts[field.name] for field in dataclasses.fields(Tile)))
+        kernel = kernel_of(facts["function"])
+        tile_class = hopper.HopperTile if facts["function"] in hopper.FUNCTIONS else Tile
+        tile = tile_class(*(facts[field.name] for field in dataclasses.fields(tile_class)))
         assert facts["params"] == run_time_params(kernel), f"{facts['name']}: {REBUILD}"
         assert facts["constexprs"] == constexprs(kernel, facts["mask"], tile), f"{facts['name']}: {REBUILD}"
         assert facts["image_size"] == len(image)
@@ -164,7 +164,7 @@ def test_manifest_agrees_with_the_kernels_signatures(built):
 def test_every_cubin_takes_the_manifests_parameters(built):
     """Sizes by position, from the cubin's own KPARAM_INFO, and Triton's two scratch pointers at the end."""
     for facts, image in built:
-        sizes = [arguments.lookup(name, facts["function"]).size for name in facts["params"]]
+        sizes = [size for name in facts["params"] for size in arguments.lookup(name, facts["function"]).sizes]
         assert cubin.read(image, facts["symbol"]).param_sizes == [*sizes, 8, 8], facts["name"]
 
 

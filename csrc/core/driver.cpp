@@ -14,10 +14,13 @@ Driver open_driver() {
     made.missing = dlerror();
     return made;
   }
-#define FLASHTRI_FIND(name, symbol)                                          \
-  made.name = reinterpret_cast<decltype(made.name)>(dlsym(library, symbol)); \
+#define FLASHTRI_FIND(name, symbol) made.name = reinterpret_cast<decltype(made.name)>(dlsym(library, symbol));
+#define FLASHTRI_REQUIRE(name, symbol) \
+  FLASHTRI_FIND(name, symbol)          \
   if (made.name == nullptr) made.missing = "libcuda.so.1 has no function " symbol;
-  FLASHTRI_DRIVER_FUNCTIONS(FLASHTRI_FIND)
+  FLASHTRI_DRIVER_FUNCTIONS(FLASHTRI_REQUIRE)
+  FLASHTRI_NEWER_DRIVER_FUNCTIONS(FLASHTRI_FIND)
+#undef FLASHTRI_REQUIRE
 #undef FLASHTRI_FIND
   if (!made.missing.empty()) return made;
   const CUresult result = made.cuInit(0);

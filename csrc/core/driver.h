@@ -24,11 +24,15 @@ namespace flashtri {
   X(cuFuncSetAttribute, "cuFuncSetAttribute")                                     \
   X(cuLaunchKernel, "cuLaunchKernel")                                             \
   X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode")
+// Null where the driver is older than they are.
+#define FLASHTRI_NEWER_DRIVER_FUNCTIONS(X)                                        \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled") /* CUDA 12.0 */
 // clang-format on
 
 struct Driver {
 #define FLASHTRI_DECLARE(name, symbol) decltype(&::name) name = nullptr;
   FLASHTRI_DRIVER_FUNCTIONS(FLASHTRI_DECLARE)
+  FLASHTRI_NEWER_DRIVER_FUNCTIONS(FLASHTRI_DECLARE)
 #undef FLASHTRI_DECLARE
   std::string missing;  // why there is no driver; empty when there is one
 };

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "driver.h"
+#include "tensor_map.h"
 
 namespace flashtri {
 namespace {
@@ -38,6 +40,7 @@ DeviceState make_device(int index) {
       10 * ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   made.facts.sm_count = ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   made.facts.shared_memory = ask(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  made.facts.has_tensor_maps = cuda.cuTensorMapEncodeTiled != nullptr;
   // The primary context is the one torch uses; it is kept for the life of the process.
   check_driver(cuda.cuDevicePrimaryCtxRetain(&made.context, device), "cuDevicePrimaryCtxRetain");
   made.functions = std::make_unique<std::atomic<CUfunction>[]>(kernels().count);
@@ -126,18 +129,26 @@ CUfunction function_of(const Kernel& kernel, DeviceState& state) {
 void launch_kernel(const Launch& launch, const Arguments& args, DeviceState& state, CUstream stream) {
   const Kernel& kernel = *launch.kernel;
   constexpr size_t kScratchPointers = 2;  // Triton appends two, for its own scratch; our kernels need none
-  void* params[static_cast<size_t>(Arg::count) + kScratchPointers];
-  void* null_scratch = nullptr;
-  int count = 0;
-  for (; count < kernel.num_params; ++count) {
-    const Arg arg = kernel.params[count];
+  constexpr size_t kMaps = std::extent_v<decltype(kernel.boxes)>;
+  void* params[static_cast<size_t>(Arg::count) + kMaps * kMapFollowers + kScratchPointers];
+  CUtensorMap maps[kMaps];
+  void* null = nullptr;
+  int count = 0, map = 0;
+  for (int i = 0; i < kernel.num_params; ++i) {
+    const Arg arg = kernel.params[i];
+    if (arg_info(arg).type == ArgType::tensor_map) {
+      maps[map] = encode(arg, args, kernel.dtype, kernel.boxes[map]);
+      params[count++] = &maps[map++];
+      for (int follower = 0; follower < kMapFollowers; ++follower) params[count++] = &null;
+      continue;
+    }
     if (!args.has(arg)) {
       throw std::logic_error(std::string("flashtri: ") + kernel.name + " needs the argument " + arg_info(arg).name +
                              ", which nobody set");
     }
-    params[count] = const_cast<ArgValue*>(&args[arg]);
+    params[count++] = const_cast<ArgValue*>(&args[arg]);
   }
-  for (size_t i = 0; i < kScratchPointers; ++i) params[count++] = &null_scratch;
+  for (size_t i = 0; i < kScratchPointers; ++i) params[count++] = &null;
   check_driver(driver().cuLaunchKernel(function_of(kernel, state), launch.grid, 1, 1, 32 * kernel.num_warps, 1, 1,
                                        kernel.shared, stream, params, nullptr),
                kernel.name);

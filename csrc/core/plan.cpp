@@ -111,6 +111,19 @@ void add(Plan& plan, const Kernel& kernel, int64_t grid) {
   plan.launches[plan.num_launches++] = {&kernel, static_cast<unsigned>(grid)};
 }
 
+// Hopper's forward is persistent: its programs share out the tiles themselves, one program a multiprocessor.
+void add_hopper(Plan& plan, const Kernel& kernel, const Problem& p, const Device& device) {
+  const int64_t heads = p.q.size[0] * p.q.size[1], tiles = ceil_div(p.q.size[2], kernel.block_m) * heads;
+  // Under causality tiles of many heads are open at once. 32 MiB of their keys and values leave room in the 50 MiB of
+  // L2 for q and out. Without, one head after the other is best: all programs read the same keys.
+  constexpr int64_t kKeyBytes = 32 << 20;
+  const int64_t head_bytes = p.k.size[2] * (p.k.size[3] + p.v.size[3]) * dtype_size(p.k.dtype);
+  const int64_t at_once = p.is_causal ? kKeyBytes / head_bytes * (p.q.size[1] / p.k.size[1]) : 1;
+  plan.args.set_i32(Arg::heads_at_once, std::clamp<int64_t>(at_once, 1, heads));
+  if (tiles <= INT_MAX - device.sm_count) return add(plan, kernel, std::min<int64_t>(tiles, device.sm_count));
+  add(plan, kernel, tiles);  // says what the limit is
+}
+
 // One program sums every place that a tile of the mask is broadcast to. Where the mask has few tiles, several programs
 // share a tile, each writing a partial sum, so that about two programs a multiprocessor run.
 void add_dmask(Plan& plan, const Problem& p, const Device& device) {
@@ -127,6 +140,12 @@ void add_dmask(Plan& plan, const Problem& p, const Device& device) {
   plan.dmask_splits = splits;
   plan.dmask_elements = splits * volume(p.mask);
   add(plan, kernel, splits * tiles);
+}
+
+// fwd and fwd_hopper are two ways of one step of the op.
+bool same_task(Function a, Function b) {
+  const auto task = [](Function f) { return f == Function::fwd_hopper ? Function::fwd : f; };
+  return task(a) == task(b);
 }
 
 }  // namespace
@@ -149,6 +168,10 @@ Plan plan(const Problem& p, const Device& device) {
   const auto query_blocks = [&](const Kernel& kernel) { return ceil_div(p.q.size[2], kernel.block_m) * heads; };
   const auto key_blocks = [&](const Kernel& kernel) { return ceil_div(p.k.size[2], kernel.block_n) * heads_k; };
   if (!p.backward) {
+    if (const Kernel* hopper = find(Function::fwd_hopper, p, device)) {
+      add_hopper(plan, *hopper, p, device);
+      return plan;
+    }
     const Kernel& fwd = select(Function::fwd, p, device);
     add(plan, fwd, query_blocks(fwd));
     return plan;
@@ -180,12 +203,13 @@ std::string explain(const Problem& problem, const Device& device) {
             " warps, tiles of " + std::to_string(taken.block_m) + " queries x " + std::to_string(taken.block_n) +
             " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
     for (const Kernel& other : kernels()) {
-      if (other.function != taken.function || &other == &taken) continue;
+      if (!same_task(other.function, taken.function) || &other == &taken) continue;
       const std::string reason = refusal(other, problem, device);
       text += std::string("  not ") + other.name + ": " +
-              (!reason.empty()            ? reason
-               : other.arch != taken.arch ? "a closer architecture is compiled in"
-                                          : "it pads head_dim more") +
+              (!reason.empty()                    ? reason
+               : other.function != taken.function ? "a kernel of the architecture's own serves"
+               : other.arch != taken.arch         ? "a closer architecture is compiled in"
+                                                  : "it pads head_dim more") +
               "\n";
     }
   }

@@ -41,7 +41,8 @@ struct Problem {
 struct Device {
   int arch = 0;  // 90 for compute capability 9.0
   int sm_count = 0;
-  int shared_memory = 0;  // bytes a block may use
+  int shared_memory = 0;         // bytes a block may use
+  bool has_tensor_maps = false;  // the driver encodes TMA descriptors
 };
 
 // Raised before any launch. `unsupported` becomes NotImplementedError, the others ValueError.

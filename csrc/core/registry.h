@@ -15,7 +15,7 @@ enum class Arg : uint8_t {
   count
 };
 
-enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32, i64, f32 };
+enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32, i64, f32, tensor_map };
 
 struct ArgInfo {
   const char* name;
@@ -26,8 +26,15 @@ struct ArgInfo {
 const ArgInfo& arg_info(Arg arg);
 
 // The Triton functions in triton_src/, by their own names.
-enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask };
+enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, fwd_hopper };
 const char* function_name(Function function);
+
+// What one copy through a TMA descriptor moves.
+struct Box {
+  int rows;
+  int columns;
+  int swizzle;  // a CUtensorMapSwizzle
+};
 
 struct Kernel {
   const char* name;    // unique: bwd_dq_bf16_d128_mask_f32_sm90
@@ -46,8 +53,11 @@ struct Kernel {
   int spill_bytes;    // a thread
   const Arg* params;  // in the order of the kernel's own signature
   int num_params;
+  Box boxes[4];  // of its tensor maps, in the order of params
   const unsigned char* image;
   size_t image_size;
+
+  bool uses_tensor_maps() const { return boxes[0].rows != 0; }
 };
 
 struct KernelList {

@@ -1,9 +1,12 @@
 #include "select.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <vector>
+
+#include "tensor_map.h"
 
 namespace flashtri {
 namespace {
@@ -43,9 +46,18 @@ int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3],
 // The delta pass reads neither scores nor mask, so one kernel serves every mask.
 bool uses_mask(Function function) { return function != Function::bwd_delta; }
 
+// The first rule by which a kernel that loads through TMA does not serve; null when it does.
+const char* tma_refusal(const Problem& problem, const Device& device) {
+  if (!device.has_tensor_maps) return "the driver encodes no TMA descriptors (they came with CUDA 12.0)";
+  // -inf times what the GPU takes as 0 would be NaN.
+  if (problem.scale < std::numeric_limits<float>::min()) return "it masks scores before it scales them: no scale of 0";
+  return map_refusal(problem);
+}
+
 bool serves(const Kernel& kernel, Function function, const Problem& problem, const Device& device) {
   return kernel.function == function && kernel.dtype == problem.q.dtype && kernel.block_d >= widest_head(problem) &&
-         (!uses_mask(function) || kernel.mask == problem.mask.dtype) && kernel.shared <= device.shared_memory;
+         (!uses_mask(function) || kernel.mask == problem.mask.dtype) && kernel.shared <= device.shared_memory &&
+         (!kernel.uses_tensor_maps() || tma_refusal(problem, device) == nullptr);
 }
 
 std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
@@ -80,18 +92,24 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
            std::to_string(device.shared_memory);
   }
+  if (const char* reason = kernel.uses_tensor_maps() ? tma_refusal(problem, device) : nullptr) return reason;
   return "";
 }
 
-const Kernel& select(Function function, const Problem& problem, const Device& device) {
+const Kernel* find(Function function, const Problem& problem, const Device& device) {
   const auto* list = runnable(device.arch);
   if (list == nullptr) refuse_arch(device);
   for (const Kernel* kernel : *list) {
-    if (serves(*kernel, function, problem, device)) return *kernel;
+    if (serves(*kernel, function, problem, device)) return kernel;
   }
+  return nullptr;
+}
+
+const Kernel& select(Function function, const Problem& problem, const Device& device) {
+  if (const Kernel* kernel = find(function, problem, device)) return *kernel;
   // The same rule refuses many kernels, so each distinct reason is said once.
   std::set<std::string> reasons;
-  for (const Kernel* kernel : *list) {
+  for (const Kernel* kernel : *runnable(device.arch)) {
     if (kernel->function == function) reasons.insert(refusal(*kernel, problem, device));
   }
   std::string message =

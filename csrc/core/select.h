@@ -11,6 +11,9 @@ namespace flashtri {
 // and the rule it fails.
 const Kernel& select(Function function, const Problem& problem, const Device& device);
 
+// As select, but null where none of the compiled kernels serves.
+const Kernel* find(Function function, const Problem& problem, const Device& device);
+
 // The first rule that keeps `kernel` from serving the problem, as "its dtype is f16, q is bf16"; empty when none does.
 std::string refusal(const Kernel& kernel, const Problem& problem, const Device& device);
 

@@ -35,10 +35,10 @@ struct Question {
 };
 
 Question parse(const py::kwargs& kwargs) {
-  static const std::set<std::string> known = {"q",           "k",        "v",         "out",          "dout",
-                                              "dq",          "dk",       "dv",        "mask",         "dtype",
-                                              "mask_dtype",  "scale",    "is_causal", "bottom_right", "backward",
-                                              "needs_dmask", "has_dlse", "arch",      "sm_count",     "shared_memory"};
+  static const std::set<std::string> known = {
+      "q",        "k",     "v",          "out",           "dout",           "dq",           "dk",       "dv",
+      "mask",     "dtype", "mask_dtype", "scale",         "is_causal",      "bottom_right", "backward", "needs_dmask",
+      "has_dlse", "arch",  "sm_count",   "shared_memory", "has_tensor_maps"};
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
     if (known.count(name) == 0) throw py::type_error("plan() has no argument " + name);
@@ -75,6 +75,7 @@ Question parse(const py::kwargs& kwargs) {
   asked.device.arch = number("arch", 90);
   asked.device.sm_count = number("sm_count", 132);
   asked.device.shared_memory = number("shared_memory", 227 * 1024);
+  asked.device.has_tensor_maps = number("has_tensor_maps", 1);
   return asked;
 }
 
@@ -159,7 +160,8 @@ PYBIND11_MODULE(_C, module) {
       [](int index) {
         const Device& facts = device_facts(index);
         return py::dict(py::arg("arch") = facts.arch, py::arg("sm_count") = facts.sm_count,
-                        py::arg("shared_memory") = facts.shared_memory);
+                        py::arg("shared_memory") = facts.shared_memory,
+                        py::arg("has_tensor_maps") = facts.has_tensor_maps);
       },
       py::arg("index") = 0, "Architecture, multiprocessors and shared memory a block of a CUDA device.");
 
@@ -170,7 +172,8 @@ PYBIND11_MODULE(_C, module) {
         return describe(plan(asked.problem, asked.device));
       },
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
-     backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448) -> dict
+     backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
+     has_tensor_maps=True) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
 "scratch": {"delta", "dmask", "dmask_splits"}}. Tensors are (shape, strides) pairs of four numbers each, strides in

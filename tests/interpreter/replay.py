@@ -70,7 +70,8 @@ class Attention(torch.autograd.Function):
             "row_stats": torch.full((2, *rows), math.nan),
         }
         problem = {name: _describe(tensors[name]) for name in ("q", "k", "v", "out")}
-        problem |= {"dtype": DTYPE_NAMES[q.dtype], "arch": arch, **options}
+        # Gluon has no interpreter: what is replayed is the general kernel, which serves where TMA cannot.
+        problem |= {"dtype": DTYPE_NAMES[q.dtype], "arch": arch, "has_tensor_maps": False, **options}
         if mask is not None:
             # Fewer dimensions than four are the last ones.
             problem |= {"mask": _describe(mask[(None,) * (4 - mask.dim())]), "mask_dtype": DTYPE_NAMES[mask.dtype]}

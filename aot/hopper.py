@@ -1,0 +1,77 @@
+"""Hopper's warp-specialised kernels (triton_src/hopper): their tiles, and what compiling Gluon asks for."""
+
+import dataclasses
+
+from .tiles import Tile
+
+ARCH = 90
+FUNCTIONS = ("fwd_hopper",)
+# Query rows of one consumer warpgroup: the M of a wgmma.
+ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperTile(Tile):
+    """num_warps is that of one warpgroup; block_m is 64 rows for each consumer warpgroup."""
+
+    registers_at_entry: int  # a thread's, as launched; the warpgroups then divide them anew
+    consumer_registers: int
+    producer_registers: int
+    out_apart: bool  # out has shared memory of its own, so the next q tile loads while out is stored
+
+
+def _forward(consumers: int, block_n: int, block_d: int, stages: int, entry: int, consumer: int, out_apart: bool):
+    # 24: the producer only counts and issues copies.
+    return HopperTile(consumers * ROWS, block_n, block_d, 4, stages, entry, consumer, 24, out_apart)
+
+
+# A block has 65,536 registers: threads * entry and the sum over the warps after the division both stay below.
+TILES = {
+    "fwd_hopper": {
+        # Three consumers: a softmax of 64 columns of out costs as much as its products, so two others must multiply.
+        64: _forward(3, 128, 64, 3, 128, 160, True),
+        128: _forward(2, 128, 128, 2, 168, 240, True),
+        # 64 keys: an accumulator of 256 columns takes 128 registers. out lies in q's memory: its own would be too much.
+        256: _forward(2, 64, 256, 2, 168, 240, False),
+    }
+}
+
+
+def constexprs(tile: HopperTile) -> dict[str, int]:
+    return {
+        "CONSUMERS": tile.block_m // ROWS,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": tile.block_d,
+        "STAGES": tile.num_stages,
+        "OUT_APART": tile.out_apart,
+        "CONSUMER_REGISTERS": tile.consumer_registers,
+        "PRODUCER_REGISTERS": tile.producer_registers,
+    }
+
+
+def map_type(name: str, dtype: str, tile: HopperTile) -> str:
+    """A TMA descriptor's type in Triton's notation; `dtype` likewise. The tile of one copy is [1, 1, rows, block_d]."""
+    from triton.experimental.gluon import language as gl
+
+    rows = {"q_map": ROWS, "out_map": ROWS, "k_map": tile.block_n, "v_map": tile.block_n}[name]
+    block = [1, 1, rows, tile.block_d]
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.float16)  # any 16-bit type has the same
+    return f"tensordesc<{dtype}{block},{layout!r}>"
+
+
+def source_class():
+    """What reads a Gluon kernel; imported here because no general kernel needs it."""
+    from triton.experimental.gluon import GluonASTSource
+
+    return GluonASTSource
+
+
+def boxes(metadata) -> list[list[int]]:
+    """[rows, columns, swizzle] of each descriptor, as the driver is to encode it; a tile may take several boxes."""
+    found = []
+    for map in metadata.tensordesc_meta or ():
+        *ones, rows, columns = map["block_size"]
+        if ones != [1, 1] or map["elem_size"] != 2 or map["is_im2col"]:
+            raise ValueError(f"{metadata.name}: csrc/core/tensor_map.cpp does not encode such a descriptor: {map}")
+        found.append([rows, columns, map["swizzle"]])
+    return found

@@ -1,0 +1,20 @@
+// TMA descriptors: what they can describe, and their encoding by the driver.
+#pragma once
+
+#include <cuda.h>
+
+#include "plan.h"
+
+namespace flashtri {
+
+// After a descriptor the cubin takes the tensor's four sizes and four strides, which our kernels never read.
+constexpr int kMapFollowers = 8;
+
+// Why no TMA descriptor can describe one of the forward's tensors; null where all can be.
+const char* map_refusal(const Problem& problem);
+
+// The descriptor `map` of a [B, H, S, D] tensor whose pointer, sizes and strides are in `args`. What a copy takes from
+// outside the tensor is zero; what it would write there is dropped.
+CUtensorMap encode(Arg map, const Arguments& args, DType dtype, const Box& box);
+
+}  // namespace flashtri

@@ -1,0 +1,71 @@
+"""Hopper's forward on the device: lengths around its tiles, repeats, and streams that run it at the same time."""
+
+import itertools
+
+import pytest
+import torch
+from problems import Problem
+from reference import check, run
+
+import flashtri
+from flashtri import _C
+
+DEVICE = _C.device(0) if _C.device_count() else {"arch": 0}
+pytestmark = pytest.mark.skipif(DEVICE["arch"] != 90, reason="needs a Hopper GPU")
+
+
+def ours(q, k, v, mask, is_causal, scale, bottom_right):
+    return flashtri.attention(q, k, v, is_causal=is_causal, scale=scale, bottom_right=bottom_right, return_lse=True)
+
+
+def _problems():
+    # Around tiles of 128 and 192 queries and of 64 and 128 keys; more queries than keys leaves rows without a key.
+    lengths = ((1, 1000), (127, 129), (193, 64), (700, 300), (300, 700), (640, 641), (1000, 40))
+    layouts = itertools.cycle(("dense", "bshd", "sliced"))
+    dims = itertools.cycle((64, 128, 256, 40, 96, 200, 8))
+    for (seqlen_q, seqlen_k), causal in itertools.product(lengths, (None, "top_left", "bottom_right")):
+        for dtype, heads_k in (("f16", 2), ("bf16", 6)):
+            yield Problem(
+                heads_q=6, heads_k=heads_k, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=next(dims), dtype=dtype,
+                causal=causal, layout=next(layouts),
+            )  # fmt: skip
+    yield Problem(seqlen_q=300, seqlen_k=300, head_dim=64, head_dim_v=128, causal="top_left")
+    yield Problem(seqlen_q=300, seqlen_k=300, head_dim=200, head_dim_v=40, scale=2.0)
+
+
+def is_served(q, k, v, is_causal=False):
+    tensors = {name: (tuple(t.shape), tuple(t.stride())) for name, t in (("q", q), ("k", k), ("v", v), ("out", q))}
+    plan = _C.plan(**tensors, is_causal=is_causal, **DEVICE)
+    return plan["launches"][0]["kernel"].startswith("fwd_hopper")
+
+
+@pytest.mark.parametrize("problem", dict.fromkeys(_problems()), ids=str)
+def test_against_the_reference(problem):
+    inputs = problem.inputs("cuda")
+    assert is_served(inputs.q, inputs.k, inputs.v, inputs.is_causal)
+    check(run(ours, inputs), inputs)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_500_repeats_give_the_same_bits(head_dim):
+    q, k, v = (torch.randn(2, 8, 1500, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    first = torch.ops.flashtri.fwd(q, k, v, None, 0.0, True)
+    for _ in range(500):
+        again = torch.ops.flashtri.fwd(q, k, v, None, 0.0, True)
+        assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+def test_streams_at_the_same_time():
+    """A schedule that kept a counter in memory would mix up launches that run together."""
+    inputs = [torch.randn(3, 1, 8, 700, 128, device="cuda", dtype=torch.float16) for _ in range(8)]
+    expected = [torch.ops.flashtri.fwd(*qkv, None, 0.0, True)[:2] for qkv in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    found = [[] for _ in inputs]
+    for _ in range(20):
+        for qkv, stream, results in zip(inputs, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(torch.ops.flashtri.fwd(*qkv, None, 0.0, True)[:2])
+    torch.cuda.synchronize()
+    for (out, lse), results in zip(expected, found, strict=True):
+        assert all(torch.equal(out, o) and torch.equal(lse, m) for o, m in results)

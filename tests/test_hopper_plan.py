@@ -1,0 +1,90 @@
+"""When the planner takes a Hopper kernel, what it says where it does not, and what the launcher encodes for TMA."""
+
+import re
+
+import pytest
+
+from flashtri import _C
+
+FORWARD = [kernel for kernel in _C.kernels() if kernel["function"] == "fwd_hopper"]
+pytestmark = pytest.mark.skipif(not FORWARD, reason="built without sm_90")
+
+
+def dense(batch=2, heads=16, seqlen=1000, head_dim=128):
+    return (batch, heads, seqlen, head_dim), (heads * seqlen * head_dim, seqlen * head_dim, head_dim, 1)
+
+
+def problem(**changes):
+    return {name: dense() for name in ("q", "k", "v", "out")} | changes
+
+
+def test_serves_a_problem_without_a_mask():
+    plan = _C.plan(**problem())
+    assert plan["launches"] == [{"kernel": "fwd_hopper_bf16_d128_sm90", "grid": 132}]
+    assert plan["args"]["heads_at_once"] == 1
+    assert "a kernel of the architecture's own serves" in _C.explain(**problem())
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v", "block_d"), [(8, 8, 64), (64, 72, 128), (136, 40, 256)])
+def test_pads_to_the_wider_head(head_dim, head_dim_v, block_d):
+    q, v = dense(head_dim=head_dim), dense(head_dim=head_dim_v)
+    plan = _C.plan(q=q, k=q, v=v, out=v, dtype="f16")
+    assert plan["launches"][0]["kernel"] == f"fwd_hopper_f16_d{block_d}_sm90"
+
+
+def test_a_small_problem_gets_a_program_for_each_tile():
+    q = dense(batch=1, heads=3, seqlen=300)
+    assert _C.plan(q=q, k=q, v=q, out=q)["launches"][0]["grid"] == 9
+    assert _C.plan(q=q, k=q, v=q, out=q, sm_count=4)["launches"][0]["grid"] == 4
+
+
+def test_under_causality_the_open_heads_fit_in_l2():
+    q, k = dense(heads=16, seqlen=8192), dense(heads=4, seqlen=8192)
+    at_once = _C.plan(q=q, k=k, v=k, out=q, is_causal=True)["args"]["heads_at_once"]
+    assert at_once / 4 * 8192 * 128 * 2 * 2 == 32 << 20
+    q = dense(seqlen=100)
+    assert _C.plan(q=q, k=q, v=q, out=q, is_causal=True)["args"]["heads_at_once"] == 32
+    k = dense(seqlen=1 << 20)
+    assert _C.plan(q=q, k=k, v=k, out=q, is_causal=True)["args"]["heads_at_once"] == 1
+
+
+BROADCAST = dense()[0], (0, *dense()[1][1:])
+FAR = dense()[0], (1 << 39, *dense()[1][1:])
+REFUSED = {
+    "a mask": ({"mask": ((1, 1, 1, 1000), (0, 0, 0, 1)), "mask_dtype": "boolean"}, "its mask is none, .* is boolean"),
+    "a scale of 0": ({"scale": 0.0}, "it masks scores before it scales them"),
+    "a denormal scale": ({"scale": 1e-42}, "it masks scores before it scales them"),
+    "broadcast keys": ({"k": BROADCAST}, "k is broadcast"),
+    "broadcast values": ({"v": BROADCAST}, "v is broadcast"),
+    "a far batch": ({"q": FAR}, "a stride is 2.40 bytes or more"),
+    "an old driver": ({"has_tensor_maps": False}, "the driver encodes no TMA descriptors"),
+    "little shared memory": ({"shared_memory": 99 << 10}, "it needs 19.... bytes of shared memory"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_it_refuses_goes_to_the_general_kernel(change):
+    changes, reason = REFUSED[change]
+    (launch,) = _C.plan(**problem(**changes))["launches"]
+    assert launch["kernel"].startswith("fwd_bf16_d128")
+    (line,) = [line for line in _C.explain(**problem(**changes)).splitlines() if "fwd_hopper_bf16_d128" in line]
+    assert re.search(reason, line)
+
+
+def test_a_dimension_of_size_1_may_have_any_stride():
+    shape = (1, 16, 1000, 128)
+    q = shape, (0, *dense()[1][1:])
+    assert _C.plan(q=q, k=q, v=q, out=q)["launches"][0]["kernel"].startswith("fwd_hopper")
+
+
+def test_the_backward_is_the_general_one():
+    tensors = problem(**{name: dense() for name in ("dout", "dq", "dk", "dv")})
+    kernels = [launch["kernel"] for launch in _C.plan(**tensors, backward=True)["launches"]]
+    assert kernels == [f"{function}_bf16_d128_sm90" for function in ("bwd_delta", "bwd_dkdv", "bwd_dq")]
+
+
+def test_a_block_of_registers_is_enough():
+    """A block has 65,536 registers, at launch as well as after the warpgroups have divided them."""
+    for kernel in FORWARD:
+        assert 32 * kernel["num_warps"] * kernel["registers"] <= 65536
+        assert [kernel["params"][i] for i in range(5)] == ["q_map", "k_map", "v_map", "out_map", "lse"]

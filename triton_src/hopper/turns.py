@@ -1,0 +1,29 @@
+"""Named barriers by which consumer warpgroups take turns on the tensor cores."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# Of the 16 barriers a CTA has, Triton itself takes the first ones.
+FIRST_BARRIER = gl.constexpr(8)
+
+
+@gluon.constexpr_function
+def _barrier(instruction, turn):
+    # 256 threads meet: the warpgroup whose turn ends arrives, the one whose turn begins waits.
+    return f"bar.{instruction} {FIRST_BARRIER.value + turn}, 256; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def wait_for_turn(TURN: gl.constexpr):
+    """Blocks this warpgroup until another one has given it the turn."""
+    gl.inline_asm_elementwise(
+        _barrier("sync", TURN), "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def give_turn(TURN: gl.constexpr):
+    """Lets the warpgroup with number TURN go on; does not block."""
+    gl.inline_asm_elementwise(
+        _barrier("arrive", TURN), "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
+    )
