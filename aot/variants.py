@@ -37,29 +37,31 @@ class Variant:
     @property
     def name(self) -> str:
         mask = "" if self.mask == "none" else f"_mask_{self.mask}"
-        return f"{self.function}_{self.dtype}_d{self.tile.block_d}{mask}_sm{self.arch}"
+        rows = f"_m{self.tile.block_m}" if self.function in hopper.FUNCTIONS else ""
+        return f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}_sm{self.arch}"
 
 
 def is_excluded(function: str, mask: str, block_d: int) -> bool:
     return any(function in rule[0] and mask in rule[1] and block_d in rule[2] for rule in EXCLUSIONS)
 
 
-def tile_of(function: str, block_d: int, mask: str, arch: int) -> tiles.Tile:
+def tiles_of(function: str, block_d: int, mask: str, arch: int) -> tuple[tiles.Tile, ...]:
     if function in hopper.FUNCTIONS:
         return hopper.TILES[function][block_d]
-    return tiles.tile(function, block_d, mask, arch)
+    return (tiles.tile(function, block_d, mask, arch),)
 
 
 def variants(archs=ARCHS) -> list[Variant]:
     """The whole table for these architectures, in the order in which the planner meets it."""
     return [
-        Variant(function, dtype, mask, arch, tile_of(function, block_d, mask, arch))
+        Variant(function, dtype, mask, arch, tile)
         for arch in archs
         for function in FUNCTIONS
         for dtype in DTYPES
         for block_d in BLOCK_DS
         for mask in MASKS
         if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in hopper.FUNCTIONS)
+        for tile in tiles_of(function, block_d, mask, arch)
     ]
 
 

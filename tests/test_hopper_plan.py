@@ -20,16 +20,17 @@ def problem(**changes):
 
 def test_serves_a_problem_without_a_mask():
     plan = _C.plan(**problem())
-    assert plan["launches"] == [{"kernel": "fwd_hopper_bf16_d128_sm90", "grid": 132}]
+    assert plan["launches"] == [{"kernel": "fwd_hopper_bf16_d128_m128_sm90", "grid": 132}]
     assert plan["args"]["heads_at_once"] == 1
     assert "a kernel of the architecture's own serves" in _C.explain(**problem())
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v", "block_d"), [(8, 8, 64), (64, 72, 128), (136, 40, 256)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v", "block_d"), [(40, 8, 64), (64, 72, 128), (136, 40, 256)])
 def test_pads_to_the_wider_head(head_dim, head_dim_v, block_d):
     q, v = dense(head_dim=head_dim), dense(head_dim=head_dim_v)
+    block_m = 192 if block_d == 64 else 128
     plan = _C.plan(q=q, k=q, v=v, out=v, dtype="f16")
-    assert plan["launches"][0]["kernel"] == f"fwd_hopper_f16_d{block_d}_sm90"
+    assert plan["launches"][0]["kernel"] == f"fwd_hopper_f16_d{block_d}_m{block_m}_sm90"
 
 
 def test_a_small_problem_gets_a_program_for_each_tile():
@@ -38,27 +39,50 @@ def test_a_small_problem_gets_a_program_for_each_tile():
     assert _C.plan(q=q, k=q, v=q, out=q, sm_count=4)["launches"][0]["grid"] == 4
 
 
-def test_under_causality_the_open_heads_fit_in_l2():
-    q, k = dense(heads=16, seqlen=8192), dense(heads=4, seqlen=8192)
-    at_once = _C.plan(q=q, k=k, v=k, out=q, is_causal=True)["args"]["heads_at_once"]
-    assert at_once / 4 * 8192 * 128 * 2 * 2 == 32 << 20
-    q = dense(seqlen=100)
-    assert _C.plan(q=q, k=q, v=q, out=q, is_causal=True)["args"]["heads_at_once"] == 32
-    k = dense(seqlen=1 << 20)
-    assert _C.plan(q=q, k=k, v=k, out=q, is_causal=True)["args"]["heads_at_once"] == 1
+def test_under_causality_pairs_of_tiles_where_they_fill_the_rounds():
+    q = dense(heads=16, seqlen=8192)  # 1,024 pairs over 132 programs: 7.8 rounds
+    plan = _C.plan(q=q, k=q, v=q, out=q, is_causal=True)
+    assert (plan["launches"][0]["grid"], plan["args"]["tiles_per_turn"]) == (132, 2)
+
+
+def test_under_causality_else_a_program_for_each_tile_and_the_open_heads_fit_in_l2():
+    def planned(seqlen_k, heads_k=16):
+        q, k = dense(batch=1, seqlen=2000), dense(batch=1, heads=heads_k, seqlen=seqlen_k)
+        plan = _C.plan(q=q, k=k, v=k, out=q, is_causal=True, sm_count=100)
+        assert plan["launches"][0]["grid"] == 256 and plan["args"]["tiles_per_turn"] == 1
+        return plan["args"]["heads_at_once"]
+
+    assert planned(seqlen_k=8192) == 8  # 4 MiB of keys and values a head
+    assert planned(seqlen_k=2000) == 16
+    assert planned(seqlen_k=32768, heads_k=4) == 2 * 4
+    assert planned(seqlen_k=1 << 20) == 1
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "is_causal", "block_m"), [(511, 0, 128), (512, 0, 192), (4095, 1, 128), (4096, 1, 192)]
+)
+def test_short_problems_get_short_tiles(seqlen, is_causal, block_m):
+    q = dense(head_dim=64, seqlen=seqlen)
+    problem = {"q": q, "k": q, "v": q, "out": q, "is_causal": is_causal}
+    assert _C.plan(**problem)["launches"][0]["kernel"] == f"fwd_hopper_bf16_d64_m{block_m}_sm90"
+    (line,) = [line for line in _C.explain(**problem).splitlines() if f"fwd_hopper_bf16_d64_m{320 - block_m}" in line]
+    assert ("its tiles of 192 queries pay" if block_m == 128 else "another tile of the same size of head") in line
 
 
 BROADCAST = dense()[0], (0, *dense()[1][1:])
 FAR = dense()[0], (1 << 39, *dense()[1][1:])
 REFUSED = {
     "a mask": ({"mask": ((1, 1, 1, 1000), (0, 0, 0, 1)), "mask_dtype": "boolean"}, "its mask is none, .* is boolean"),
+    "narrow heads": (
+        {name: dense(head_dim=32) for name in ("q", "k", "v", "out")},
+        "half of its work would be padding",
+    ),
     "a scale of 0": ({"scale": 0.0}, "it masks scores before it scales them"),
     "a denormal scale": ({"scale": 1e-42}, "it masks scores before it scales them"),
     "broadcast keys": ({"k": BROADCAST}, "k is broadcast"),
     "broadcast values": ({"v": BROADCAST}, "v is broadcast"),
     "a far batch": ({"q": FAR}, "a stride is 2.40 bytes or more"),
     "an old driver": ({"has_tensor_maps": False}, "the driver encodes no TMA descriptors"),
-    "little shared memory": ({"shared_memory": 99 << 10}, "it needs 19.... bytes of shared memory"),
 }
 
 
@@ -66,7 +90,7 @@ REFUSED = {
 def test_what_it_refuses_goes_to_the_general_kernel(change):
     changes, reason = REFUSED[change]
     (launch,) = _C.plan(**problem(**changes))["launches"]
-    assert launch["kernel"].startswith("fwd_bf16_d128")
+    assert launch["kernel"].startswith("fwd_bf16_d")
     (line,) = [line for line in _C.explain(**problem(**changes)).splitlines() if "fwd_hopper_bf16_d128" in line]
     assert re.search(reason, line)
 

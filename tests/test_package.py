@@ -157,5 +157,5 @@ def test_every_cubin_takes_what_the_launcher_passes():
     """The launcher passes the registry's parameters in order, then Triton's two scratch pointers."""
     assert KERNELS
     for kernel in KERNELS:
-        sizes = [arguments.lookup(name, kernel["name"]).size for name in kernel["params"]]
+        sizes = [size for name in kernel["params"] for size in arguments.lookup(name, kernel["name"]).sizes]
         assert cubin.read(_C.image(kernel["name"]), kernel["symbol"]).param_sizes == [*sizes, 8, 8], kernel["name"]

@@ -47,17 +47,22 @@ int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3],
 bool uses_mask(Function function) { return function != Function::bwd_delta; }
 
 // The first rule by which a kernel that loads through TMA does not serve; null when it does.
-const char* tma_refusal(const Problem& problem, const Device& device) {
+const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Device& device) {
   if (!device.has_tensor_maps) return "the driver encodes no TMA descriptors (they came with CUDA 12.0)";
   // -inf times what the GPU takes as 0 would be NaN.
   if (problem.scale < std::numeric_limits<float>::min()) return "it masks scores before it scales them: no scale of 0";
+  // The figures of both are from an H200.
+  if (widest_head(problem) <= kernel.block_d / 2) return "half of its work would be padding of head_dim";
+  if (kernel.block_m > 128 && problem.q.size[2] < (problem.is_causal ? 4096 : 512)) {
+    return "its tiles of 192 queries pay from 512 queries on, under causality from 4096";
+  }
   return map_refusal(problem);
 }
 
 bool serves(const Kernel& kernel, Function function, const Problem& problem, const Device& device) {
   return kernel.function == function && kernel.dtype == problem.q.dtype && kernel.block_d >= widest_head(problem) &&
          (!uses_mask(function) || kernel.mask == problem.mask.dtype) && kernel.shared <= device.shared_memory &&
-         (!kernel.uses_tensor_maps() || tma_refusal(problem, device) == nullptr);
+         (!kernel.uses_tensor_maps() || tma_refusal(kernel, problem, device) == nullptr);
 }
 
 std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
@@ -92,7 +97,7 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
            std::to_string(device.shared_memory);
   }
-  if (const char* reason = kernel.uses_tensor_maps() ? tma_refusal(problem, device) : nullptr) return reason;
+  if (const char* reason = kernel.uses_tensor_maps() ? tma_refusal(kernel, problem, device) : nullptr) return reason;
   return "";
 }
 

@@ -22,13 +22,16 @@ def _problems():
     # Around tiles of 128 and 192 queries and of 64 and 128 keys; more queries than keys leaves rows without a key.
     lengths = ((1, 1000), (127, 129), (193, 64), (700, 300), (300, 700), (640, 641), (1000, 40))
     layouts = itertools.cycle(("dense", "bshd", "sliced"))
-    dims = itertools.cycle((64, 128, 256, 40, 96, 200, 8))
+    dims = itertools.cycle((64, 128, 256, 40, 96, 200, 56))
     for (seqlen_q, seqlen_k), causal in itertools.product(lengths, (None, "top_left", "bottom_right")):
         for dtype, heads_k in (("f16", 2), ("bf16", 6)):
             yield Problem(
                 heads_q=6, heads_k=heads_k, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=next(dims), dtype=dtype,
                 causal=causal, layout=next(layouts),
             )  # fmt: skip
+    # The tile of long problems, at head_dim 64 another than that of short ones.
+    for causal in ("top_left", "bottom_right"):
+        yield Problem(batch=1, heads_q=2, heads_k=1, seqlen_q=4100, seqlen_k=4200, head_dim=64, causal=causal)
     yield Problem(seqlen_q=300, seqlen_k=300, head_dim=64, head_dim_v=128, causal="top_left")
     yield Problem(seqlen_q=300, seqlen_k=300, head_dim=200, head_dim_v=40, scale=2.0)
 
@@ -46,12 +49,13 @@ def test_against_the_reference(problem):
     check(run(ours, inputs), inputs)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_500_repeats_give_the_same_bits(head_dim):
+def test_500_repeats_give_the_same_bits(head_dim, is_causal):
     q, k, v = (torch.randn(2, 8, 1500, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    first = torch.ops.flashtri.fwd(q, k, v, None, 0.0, True)
+    first = torch.ops.flashtri.fwd(q, k, v, None, 0.0, is_causal)
     for _ in range(500):
-        again = torch.ops.flashtri.fwd(q, k, v, None, 0.0, True)
+        again = torch.ops.flashtri.fwd(q, k, v, None, 0.0, is_causal)
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
 
 

@@ -68,7 +68,7 @@ def load(map, coordinates, full, tile):
 def producer(q_map, k_map, v_map, shared, schedule, heads_q, group_size):
     """One warp: the q tiles of every query tile, and its key blocks from the last to the first."""
     block = 0
-    for i in range(schedule.num_tiles()):
+    for i in range(schedule.own_tiles()):
         start_m, head_index = schedule.tile(i)
         blocks, _ = schedule.key_blocks(start_m)
         b = head_index // heads_q
@@ -133,10 +133,10 @@ def attend(
         p_new = gl.exp2(s * scale2 - shift[:, None])
         row_sum = row_sum * alpha + gl.sum(p_new, 1)
         row_max = new_max
-        # The new P passes through the wait, so that its computation does not sink below it.
-        p_new = gl.convert_layout(p_new.to(q.dtype), p.type.layout)
-        acc, p = warpgroup_mma_wait(0, deps=(acc, p_new))
+        acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(shared.v_free.index(v_stage), count=1)
+        # After the wait, which the product with V read the old P's registers up to: packed before, it cost 32 moves.
+        p = gl.convert_layout(p_new.to(q.dtype), p.type.layout)
         acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
         block += 1
     return acc, p, row_max, row_sum, block
@@ -155,7 +155,7 @@ def consumer(out_map, lse, shared, schedule, heads_q, scale, TURN: gl.constexpr)
     if TURN == shared.CONSUMERS - 1:
         give_turn(0)
     block = 0
-    for i in range(schedule.num_tiles()):
+    for i in range(schedule.own_tiles()):
         start_m, head_index = schedule.tile(i)
         blocks, full_blocks = schedule.key_blocks(start_m)
         rows = start_m + TURN * ROWS + gl.arange(0, ROWS, row_layout)
@@ -221,7 +221,7 @@ def barriers(readers: gl.constexpr, COUNT: gl.constexpr):
 @gluon.jit
 def fwd_hopper(
     q_map, k_map, v_map, out_map, lse,
-    batch, heads_q, group_size, heads_at_once, seqlen_q, seqlen_k, band_hi, scale,
+    batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
     OUT_APART: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -252,7 +252,17 @@ def fwd_hopper(
 
     block_m: gl.constexpr = CONSUMERS * ROWS
     blocks_m = (seqlen_q + block_m - 1) // block_m
-    schedule = Schedule(batch * heads_q, heads_at_once, blocks_m, seqlen_q, seqlen_k, band_hi, block_m, BLOCK_N)
+    schedule = Schedule(
+        batch * heads_q * blocks_m,
+        blocks_m,
+        heads_at_once,
+        tiles_per_turn,
+        seqlen_q,
+        seqlen_k,
+        band_hi,
+        block_m,
+        BLOCK_N,
+    )
     produce = (q_map, k_map, v_map, shared, schedule, heads_q, group_size)
     if CONSUMERS == 2:
         gl.warp_specialize([
