@@ -1,5 +1,7 @@
 """The kernels, in plain Triton: they compile ahead of time through aot/ and run in Triton's interpreter on CPU tensors.
 
+Those of hopper/ are apart: they are in Gluon, which has no interpreter.
+
 Every run-time parameter is named in csrc/core/arguments.def, which also gives its type and what it is a multiple of.
 """
 

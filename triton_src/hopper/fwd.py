@@ -116,9 +116,9 @@ def attend(
         mbarrier.wait(shared.k_full.index(k_stage), k_parity)
         wait_for_turn(TURN)
         zeros = gl.zeros((ROWS, shared.BLOCK_N), gl.float32, row_max.type.layout.parent)
-        s = warpgroup_mma(q, shared.keys_transposed(k_stage), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma(q, shared.keys_transposed(k_stage), zeros, use_acc=False, is_async=True)  # [ROWS, BLOCK_N]
         mbarrier.wait(shared.v_full.index(v_stage), v_parity)
-        acc = warpgroup_mma(p, shared.values(v_stage), acc, is_async=True)
+        acc = warpgroup_mma(p, shared.values(v_stage), acc, is_async=True)  # [ROWS, BLOCK_D]
         give_turn((TURN + 1) % shared.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=(s,))
         mbarrier.arrive(shared.k_free.index(k_stage), count=1)
