@@ -64,7 +64,7 @@ class Attention(torch.autograd.Function):
             "q": q,
             "k": k,
             "v": v,
-            "mask": torch.zeros(1) if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
+            "mask": torch.zeros(1) if mask is None else mask,
             "out": torch.full((*rows, v.shape[-1]), math.nan, dtype=q.dtype),
             "lse": torch.full(rows, math.nan),
             "row_stats": torch.full((2, *rows), math.nan),
