@@ -16,9 +16,11 @@ int64_t volume(const Tensor& t) { return t.size[0] * t.size[1] * t.size[2] * t.s
 int64_t step(const Tensor& t, int dim) { return t.size[dim] == 1 ? 0 : t.stride[dim]; }
 
 void check_head_dim(const char* name, int64_t head_dim) {
-  if (head_dim % 8 == 0 && head_dim >= 8 && head_dim <= 256) return;
-  throw PlanError(std::string("flashtri: head_dim of ") + name + " must be a multiple of 8 from 8 to 256, got " +
-                      std::to_string(head_dim) + "; pad the last dimension with zeros",
+  if (head_dim % kHeadDimStep == 0 && head_dim >= kHeadDimStep && head_dim <= kMaxHeadDim) return;
+  const std::string step = std::to_string(kHeadDimStep);
+  throw PlanError(std::string("flashtri: head_dim of ") + name + " must be a multiple of " + step + " from " + step +
+                      " to " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim) +
+                      "; pad the last dimension with zeros",
                   true);
 }
 

@@ -23,6 +23,10 @@ struct Tensor {
   explicit operator bool() const { return dtype != DType::none; }
 };
 
+// What a head_dim may be.
+constexpr int64_t kMaxHeadDim = 256;  // registers and shared memory hold one whole row of q, k and v
+constexpr int64_t kHeadDimStep = 8;   // 16 bytes of fp16: the width of one memory access
+
 // One call of the op. `mask` keeps its own sizes (1 where broadcast); everything else is as in the contract.
 struct Problem {
   Tensor q, k, v, out;

@@ -4,15 +4,14 @@
 
 #include <cmath>
 
+#include "core/problem.h"
+
 // The condition may hold symbols: torch.compile then records it as a guard, torch.export as an assertion.
 #define CHECK_SIZES(condition, ...) TORCH_CHECK_VALUE((condition).expect_true(__FILE__, __LINE__), __VA_ARGS__)
 
 namespace flashtri::op {
 
 namespace {
-
-constexpr int64_t kMaxHeadDim = 256;  // registers and shared memory hold one whole row of q, k and v
-constexpr int64_t kHeadDimStep = 8;   // 16 bytes of fp16: the width of one memory access
 
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 4, name, " must have 4 dimensions [batch, heads, sequence, head_dim]; got ",
