@@ -59,10 +59,17 @@ const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Devi
   return map_refusal(problem);
 }
 
-bool serves(const Kernel& kernel, Function function, const Problem& problem, const Device& device) {
-  return kernel.function == function && kernel.dtype == problem.q.dtype && kernel.block_d >= widest_head(problem) &&
-         (!uses_mask(function) || kernel.mask == problem.mask.dtype) && kernel.shared <= device.shared_memory &&
-         (!kernel.uses_tensor_maps() || tma_refusal(kernel, problem, device) == nullptr);
+// The rules in the order in which they are asked; `none`: the kernel serves.
+enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, tma };
+
+Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) {
+  if (!runs_on(kernel.arch, device.arch)) return Rule::arch;
+  if (kernel.dtype != problem.q.dtype) return Rule::dtype;
+  if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) return Rule::mask;
+  if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
+  if (kernel.shared > device.shared_memory) return Rule::shared_memory;
+  if (kernel.uses_tensor_maps() && tma_refusal(kernel, problem, device) != nullptr) return Rule::tma;
+  return Rule::none;
 }
 
 std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
@@ -79,25 +86,25 @@ std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::
 }  // namespace
 
 std::string refusal(const Kernel& kernel, const Problem& problem, const Device& device) {
-  if (!runs_on(kernel.arch, device.arch)) {
-    return "it is for compute capability " + arch_text(kernel.arch) + ", the device is " + arch_text(device.arch);
+  switch (broken(kernel, problem, device)) {
+    case Rule::arch:
+      return "it is for compute capability " + arch_text(kernel.arch) + ", the device is " + arch_text(device.arch);
+    case Rule::dtype:
+      return std::string("its dtype is ") + dtype_name(kernel.dtype) + ", q is " + dtype_name(problem.q.dtype);
+    case Rule::mask:
+      return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " +
+             dtype_name(problem.mask.dtype);
+    case Rule::head_dim:
+      return "its head_dim goes to " + std::to_string(kernel.block_d) + ", the problem's is " +
+             std::to_string(widest_head(problem));
+    case Rule::shared_memory:
+      return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
+             std::to_string(device.shared_memory);
+    case Rule::tma:
+      return tma_refusal(kernel, problem, device);
+    case Rule::none:
+      break;
   }
-  if (kernel.dtype != problem.q.dtype) {
-    return std::string("its dtype is ") + dtype_name(kernel.dtype) + ", q is " + dtype_name(problem.q.dtype);
-  }
-  if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) {
-    return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " +
-           dtype_name(problem.mask.dtype);
-  }
-  if (kernel.block_d < widest_head(problem)) {
-    return "its head_dim goes to " + std::to_string(kernel.block_d) + ", the problem's is " +
-           std::to_string(widest_head(problem));
-  }
-  if (kernel.shared > device.shared_memory) {
-    return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
-           std::to_string(device.shared_memory);
-  }
-  if (const char* reason = kernel.uses_tensor_maps() ? tma_refusal(kernel, problem, device) : nullptr) return reason;
   return "";
 }
 
@@ -105,7 +112,7 @@ const Kernel* find(Function function, const Problem& problem, const Device& devi
   const auto* list = runnable(device.arch);
   if (list == nullptr) refuse_arch(device);
   for (const Kernel* kernel : *list) {
-    if (serves(*kernel, function, problem, device)) return kernel;
+    if (kernel->function == function && broken(*kernel, problem, device) == Rule::none) return kernel;
   }
   return nullptr;
 }
