@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -18,12 +19,8 @@ from .limits import BuildError, problem
 from .variants import MASKS, Variant
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Files whose text can change any cubin; a kernel's own file is added to these.
-COMMON_SOURCES = (
-    ROOT / "triton_src" / "common.py",
-    arguments.PATH,
-    *(ROOT / "aot" / f for f in ("compiler.py", "cubin.py")),
-)
+# What turns a kernel into a cubin; the kernel's own file, and those it imports, are added to these.
+COMPILER_SOURCES = tuple(ROOT / "aot" / f for f in ("compiler.py", "cubin.py"))
 
 
 def cache_folder() -> pathlib.Path:
@@ -35,27 +32,45 @@ def triton_version() -> str:
 
 
 @functools.cache
-def _meaning(path: pathlib.Path) -> bytes:
+def _parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def _meaning(path: pathlib.Path) -> str:
     # Python without comments and layout, which change no cubin (line tables are off). Not ast.dump, whose text differs
     # from one Python to the next: wheels for several of them share the cubins.
-    text = path.read_text()
-    return (ast.unparse(ast.parse(text)) if path.suffix == ".py" else text).encode()
+    return ast.unparse(_parsed(path))
 
 
-def _kernel_sources(function: str) -> list[pathlib.Path]:
+@functools.cache
+def _with_imports(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    """A file of triton_src and those beside it that it imports, and so on."""
+    found = [path]
+    for file in found:
+        imports = (node for node in _parsed(file).body if isinstance(node, ast.ImportFrom) and node.level == 1)
+        found += {file.parent / f"{node.module}.py" for node in imports} - set(found)
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _kernel_text(function: str) -> str:
+    """All text that makes this kernel's cubins: sources, compiler, and what arguments.def says of its arguments."""
     if function in hopper.FUNCTIONS:
-        return [*sorted((ROOT / "triton_src" / "hopper").glob("*.py")), ROOT / "aot" / "hopper.py"]
-    return [ROOT / "triton_src" / f"{function}.py"]
+        own = ROOT / "triton_src" / "hopper" / f"{function.removesuffix('_hopper')}.py"
+        sources = (*_with_imports(own), ROOT / "aot" / "hopper.py")
+    else:
+        sources = _with_imports(ROOT / "triton_src" / f"{function}.py")
+    text = "\0".join(_meaning(path) for path in (*sources, *COMPILER_SOURCES))
+    words = set(re.findall(r"\w+", text))
+    return "\0".join([text, *(repr(argument) for name, argument in arguments.read().items() if name in words)])
 
 
 def cache_key(variant: Variant) -> str:
     """SHA-256 over the sources, the variant and Triton's version: equal keys mean equal cubins."""
-    digest = hashlib.sha256()
-    for path in (*_kernel_sources(variant.function), *COMMON_SOURCES):
-        digest.update(_meaning(path) + b"\0")
     config = [variant.name, MASKS[variant.mask], dataclasses.asdict(variant), triton_version()]
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    return digest.hexdigest()
+    text = _kernel_text(variant.function) + json.dumps(config, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write(path: pathlib.Path, data: bytes) -> None:
