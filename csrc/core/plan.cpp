@@ -41,6 +41,11 @@ void check(const Problem& p) {
   if ((p.dk.dtype == DType::none) != (p.dv.dtype == DType::none)) {
     throw PlanError("flashtri: dk and dv come from one kernel: describe both or neither", false);
   }
+  if (p.mask.dtype != served_mask_dtype(p.q.dtype, p.mask.dtype)) {
+    throw PlanError(std::string("flashtri: the mask of a ") + dtype_name(p.q.dtype) + " problem must be boolean, " +
+                        dtype_name(p.q.dtype) + " or f32, got " + dtype_name(p.mask.dtype) + "; convert it to f32",
+                    false);
+  }
   const std::pair<const char*, const Tensor*> tensors[] = {{"q", &p.q},     {"k", &p.k},       {"v", &p.v},
                                                            {"out", &p.out}, {"dout", &p.dout}, {"dq", &p.dq},
                                                            {"dk", &p.dk},   {"dv", &p.dv}};
@@ -168,6 +173,10 @@ bool is_readable(const Tensor& t) {
     if (step(t, dim) % 8 != 0) return false;
   }
   return true;
+}
+
+DType served_mask_dtype(DType q, DType mask) {
+  return mask != q && (mask == DType::f16 || mask == DType::bf16) ? DType::f32 : mask;
 }
 
 Plan plan(const Problem& p, const Device& device) {

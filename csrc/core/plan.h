@@ -54,6 +54,10 @@ struct Plan {
 // a q, k, v or dout that is not.
 bool is_readable(const Tensor& tensor);
 
+// What the kernels read a mask as, beside q of this dtype: fp32 for the 16-bit dtype that is not q's, which the op
+// converts first, in the mask's own size; any other as it is.
+DType served_mask_dtype(DType q, DType mask);
+
 // Throws PlanError; a problem with nothing to compute (an empty tensor) gives a plan without launches.
 Plan plan(const Problem& problem, const Device& device);
 

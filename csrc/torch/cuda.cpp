@@ -54,6 +54,19 @@ Tensor readable(const at::Tensor& tensor, at::Tensor& storage) {
   return describe_input(storage);
 }
 
+// The mask as the kernels can read it. Converted, it keeps its own size: what is expanded stays so.
+Tensor readable_mask(const ForwardArgs& args, at::Tensor& storage) {
+  storage = *args.attn_mask;
+  const DType own = dtype_of(storage.scalar_type());
+  if (served_mask_dtype(dtype_of(args.q.scalar_type()), own) != own) {
+    for (int64_t dim = 0; dim < storage.dim(); ++dim) {
+      if (storage.stride(dim) == 0 && storage.size(dim) > 1) storage = storage.narrow(dim, 0, 1);
+    }
+    storage = storage.to(at::kFloat).expand(args.attn_mask->sizes());
+  }
+  return describe_input(storage);
+}
+
 // lse, row_stats and grad_lse are read as flat fp32 arrays.
 void* dense(const at::Tensor& tensor, at::Tensor& storage) {
   const bool as_it_is = tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
@@ -92,13 +105,13 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
     return result;
   }
 
-  at::Tensor q, k, v;  // copies, where needed
+  at::Tensor q, k, v, mask;  // copies, where needed
   Problem problem;
   problem.q = readable(args.q, q);
   problem.k = readable(args.k, k);
   problem.v = readable(args.v, v);
   problem.out = describe_output(out);
-  if (args.has_mask()) problem.mask = describe_input(*args.attn_mask);
+  if (args.has_mask()) problem.mask = readable_mask(args, mask);
   set_options(problem, args);
 
   Plan plan = make_plan(problem, args.q.device().index());
@@ -119,7 +132,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
   if (has_no_scores(args)) {
     for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
   } else {
-    at::Tensor q, k, v, out, grad_out, lse, row_stats, grad_lse, scratch;
+    at::Tensor q, k, v, mask, out, grad_out, lse, row_stats, grad_lse, scratch;
     Problem problem;
     problem.backward = true;
     problem.q = readable(args.q, q);
@@ -127,7 +140,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.v = readable(args.v, v);
     problem.out = readable(args.out, out);
     problem.dout = readable(args.grad_out, grad_out);
-    if (args.has_mask()) problem.mask = describe_input(*args.attn_mask);
+    if (args.has_mask()) problem.mask = readable_mask(args, mask);
     if (wider.output_mask[0]) problem.dq = describe_output(dq);
     if (wider.output_mask[1]) problem.dk = describe_output(dk);
     if (wider.output_mask[2]) problem.dv = describe_output(dv);
@@ -170,7 +183,10 @@ Problem backward_problem(const ForwardArgs& args, const std::array<bool, 4>& nee
   problem.k = contiguous(args.k, args.k.size(3));
   problem.v = contiguous(args.v, args.v.size(3));
   problem.out = problem.dout = contiguous(args.q, args.v.size(3));
-  if (args.has_mask()) problem.mask = describe(*args.attn_mask, nullptr);
+  if (args.has_mask()) {
+    problem.mask = describe(*args.attn_mask, nullptr);
+    problem.mask.dtype = served_mask_dtype(problem.q.dtype, problem.mask.dtype);
+  }
   if (needs[0]) problem.dq = problem.q;
   if (needs[1] || needs[2]) {
     problem.dk = problem.k;

@@ -59,7 +59,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, mask, arch, options):
-        rows = q.shape[:3]
+        rows, ctx.mask_dtype = q.shape[:3], None if mask is None else mask.dtype
         tensors = {
             "q": q,
             "k": k,
@@ -73,6 +73,8 @@ class Attention(torch.autograd.Function):
         # Gluon has no interpreter: what is replayed is the general kernel, which serves where TMA cannot.
         problem |= {"dtype": DTYPE_NAMES[q.dtype], "arch": arch, "has_tensor_maps": False, **options}
         if mask is not None:
+            if {q.dtype, mask.dtype} == {torch.float16, torch.bfloat16}:
+                mask = tensors["mask"] = mask.float()  # as the op does before it plans
             # Fewer dimensions than four are the last ones.
             problem |= {"mask": _describe(mask[(None,) * (4 - mask.dim())]), "mask_dtype": DTYPE_NAMES[mask.dtype]}
         _forward(problem, tensors)
@@ -87,7 +89,7 @@ class Attention(torch.autograd.Function):
         tensors |= {f"d{name}": torch.full(tensors[name].shape, math.nan, dtype=dout.dtype) for name in "qkv"}
         needs_dmask = ctx.needs_input_grad[3]
         splits = _backward(ctx.problem, tensors, needs_dmask, dlse is not None)
-        dmask = tensors["dmask"].view(splits, *mask.shape).sum(0).to(mask.dtype) if needs_dmask else None
+        dmask = tensors["dmask"].view(splits, *mask.shape).sum(0).to(ctx.mask_dtype) if needs_dmask else None
         return tensors["dq"], tensors["dk"], tensors["dv"], dmask, None, None
 
 
