@@ -28,6 +28,10 @@ class Inputs:
         return [t for t in (self.q, self.k, self.v, self.mask) if t is not None and t.requires_grad]
 
 
+TOKENS = 16384  # batch * seqlen, and
+WIDTH = 2048  # heads * head_dim, of a large problem
+
+
 def case(batch: int, heads: int, seqlen: int, head_dim: int, mask: str | None = None, causal: bool = False) -> Problem:
     values = {"mask": "bf16", "mask_axes": mask, "mask_values": "padding" if mask == KEYS else "random"} if mask else {}
     sizes = {"heads_q": heads, "heads_k": heads, "seqlen_q": seqlen, "seqlen_k": seqlen, "head_dim": head_dim}
@@ -66,13 +70,31 @@ def inputs(problem: Problem, device: str, requires_grad: bool = False) -> Inputs
     return Inputs(q, k, v, mask, problem.causal is not None, dout)
 
 
-SPEED = [
-    *(case(4, 16, 4096, head_dim, causal=causal) for head_dim in (64, 128, 256) for causal in (False, True)),
-    *(case(2, 16, 8192, 128, causal=causal) for causal in (False, True)),
-    *(case(8, 32, 2048, 64, mask) for mask in (None, KEYS, MATRIX, MATRICES, BIAS)),
+def large(seqlen: int, head_dim: int, causal: bool) -> Problem:
+    return case(TOKENS // seqlen, WIDTH // head_dim, seqlen, head_dim, causal=causal)
+
+
+LARGE = [
+    large(seqlen, head_dim, causal)
+    for seqlen, head_dim in ((2048, 64), (16384, 64), (2048, 128), (8192, 128), (8192, 256))
+    for causal in (False, True)
+]
+SHORT = [
+    *(
+        large(seqlen, head_dim, causal)
+        for head_dim in (64, 128)
+        for seqlen in (128, 256, 512, 1024)
+        for causal in (False, True)
+    ),
+    # Few of them: not enough tiles to fill the chip more than once.
+    *(case(1, 16, seqlen, 128, causal=causal) for seqlen in (512, 1024, 2048, 4096) for causal in (False, True)),
+]
+MASKED = [
+    *(case(8, 32, 2048, 64, mask) for mask in (KEYS, MATRIX, MATRICES, BIAS)),
     *(case(4, 16, 4096, 128, mask) for mask in (KEYS, MATRIX, MATRICES, BIAS)),
     *(case(4, 16, 4096, 128, mask, causal=True) for mask in (KEYS, MATRIX)),
 ]
+SPEED = [*LARGE, *SHORT, *MASKED]
 FIRST_CALL = [case(4, 16, 2048, 128, causal=True), case(4, 16, 2048, 64, KEYS)]
 # Small enough that the device is always waiting for the host.
 HOST_TIME = [case(1, 8, 128, 64), case(1, 8, 128, 64, KEYS)]

@@ -6,6 +6,7 @@ import torch
 
 from . import cases, peers, report
 
+WARM_UP = 0.5  # seconds of calls, in which the processor reaches its clock
 BLOCK = 200  # calls queued before the device is waited for: fewer than a launch queue holds
 
 
@@ -22,7 +23,10 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
                 rows.append(report.row("host_time", name, "forward", peer.name, "us/call", [], refused))
             else:
                 samples[peer.name] = []
-        for _ in range(args.rounds + 1):
+        begin = time.perf_counter()
+        warm_up = 0 if args.smoke else WARM_UP
+        while any(len(found) < args.rounds for found in samples.values()):
+            is_warm = time.perf_counter() - begin > warm_up
             for peer in contenders:
                 if peer.name not in samples:
                     continue
@@ -33,9 +37,9 @@ def measure(case: cases.Problem, contenders: list[peers.Peer], args) -> list[rep
                         peer.call(inputs)
                     elapsed = time.perf_counter() - start
                     synchronize()
-                samples[peer.name].append(1e6 * elapsed / block)
-    # The first round is the warm-up.
-    rows += [report.row("host_time", name, "forward", peer, "us/call", found[1:]) for peer, found in samples.items()]
+                if is_warm:
+                    samples[peer.name].append(1e6 * elapsed / block)
+    rows += [report.row("host_time", name, "forward", peer, "us/call", found) for peer, found in samples.items()]
     return report.add_ratios(peers.in_order(rows), more_is_better=False)
 
 

@@ -57,14 +57,25 @@ def call_sdpa(inputs: Inputs) -> Tensor:
     )
 
 
-def call_fa3(inputs: Inputs) -> Tensor:
-    from flash_attn_interface import flash_attn_func
-
+def call_flash(function: Callable, inputs: Inputs) -> Tensor:
+    """The packages of FlashAttention take [B, S, H, D]: a view of the same memory."""
     if inputs.mask is not None:
-        raise NotImplementedError("FlashAttention-3 takes no mask")
+        raise NotImplementedError("FlashAttention takes no mask")
     q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
-    out = flash_attn_func(q, k, v, causal=inputs.is_causal)
+    out = function(q, k, v, causal=inputs.is_causal)
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
+def call_fa3(inputs: Inputs) -> Tensor:
+    from fa3_fwd_interface import flash_attn_func
+
+    return call_flash(flash_attn_func, inputs)
+
+
+def call_fa4(inputs: Inputs) -> Tensor:
+    from flash_attn.cute import flash_attn_func
+
+    return call_flash(flash_attn_func, inputs)
 
 
 def sdpa(name: str, backend: SDPBackend) -> Peer:
@@ -76,7 +87,8 @@ PEERS = [
     sdpa("sdpa-flash", SDPBackend.FLASH_ATTENTION),
     sdpa("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION),
     sdpa("sdpa-efficient", SDPBackend.EFFICIENT_ATTENTION),
-    Peer("fa3", "flash_attn_interface", call_fa3),
+    Peer("fa3", "fa3_fwd_interface", call_fa3),  # PyPI's fa3-fwd: the forward alone
+    Peer("fa4", "flash_attn.cute", call_fa4),  # PyPI's flash-attn-4
 ]
 # The Python function over the op, where the time of a call is all that matters.
 ATTENTION = Peer("flashtri.attention", "flashtri", call_flashtri_attention)
