@@ -1,4 +1,7 @@
-"""python -m aot --out DIR [--archs "90"] [--jobs N]: compiles the kernels and writes what csrc/core links."""
+"""python -m aot --out DIR [--archs "90"] [--jobs N]: compiles the kernels and writes what csrc/core links.
+
+python -m aot tune CSV: keeps the tiles that `python -m benchmarks tune` has measured to be faster.
+"""
 
 import argparse
 import os
@@ -6,10 +9,20 @@ import pathlib
 import sys
 import time
 
-from . import build, embed, limits, variants
+from . import build, embed, limits, tune, variants
+
+
+def keep_tuned(measured: str) -> int:
+    changed = tune.keep_fastest(pathlib.Path(measured))
+    for row in changed:
+        print(f"{row['function']} {row['kind']} d{row['block_d']}: {row['before']} -> {row['tflops']} TFLOP/s")
+    print(f"{len(changed)} tiles changed in aot/tuned.csv")
+    return 0
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["tune"] and len(sys.argv) == 3:
+        return keep_tuned(sys.argv[2])
     parser = argparse.ArgumentParser(prog="python -m aot", description="Compile flashtri's kernels ahead of time.")
     parser.add_argument(
         "--out", type=pathlib.Path, required=True, help="folder for the cubins and the generated sources"

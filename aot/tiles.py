@@ -1,6 +1,12 @@
-"""Tile configurations as data: per class of architecture, function, kind of mask and block_d."""
+"""Tile configurations as data: per class of architecture, function, kind of mask and block_d.
 
+What `python -m aot tune` has found to be faster stands in tuned.csv and comes before the tables here.
+"""
+
+import csv
 import dataclasses
+import functools
+import pathlib
 
 # Bytes of shared memory a block may use (CUDA C++ Programming Guide, table of compute capabilities).
 SHARED_MEMORY = {
@@ -109,11 +115,34 @@ TILES = {
 }
 
 
+TUNED = pathlib.Path(__file__).with_name("tuned.csv")
+
+
+def kind_of(mask: str) -> str:
+    return "plain" if mask == "none" else "masked"
+
+
+@functools.cache
+def tuned() -> dict[tuple[int, str, str, int], Tile]:
+    """{(arch, function, kind, block_d): the fastest tile}, each measured on a GPU that the file names."""
+    if not TUNED.exists():
+        return {}
+    with TUNED.open(newline="") as file:
+        return {
+            (int(r["arch"]), r["function"], r["kind"], int(r["block_d"])): Tile(
+                *(int(r[field.name]) for field in dataclasses.fields(Tile))
+            )
+            for r in csv.DictReader(file)
+        }
+
+
 def tile(function: str, block_d: int, mask: str, arch: int) -> Tile:
     """The tile of a variant. Raises KeyError where the tables have none."""
     if function == "bwd_delta":
         # Memory-bound: 64 rows give enough blocks at any length, and 16 bytes a thread each of out and dout.
         return Tile(64, 0, block_d, 4, 1)
-    kind = "plain" if mask == "none" else "masked"
+    kind = kind_of(mask)
+    if found := tuned().get((arch, function, kind, block_d)):
+        return found
     block_m, block_n, num_warps, num_stages = TILES[ARCH_CLASS[arch]][function][kind][block_d]
     return Tile(block_m, block_n, block_d, num_warps, num_stages)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from . import hopper, tiles
+from . import hopper, tiles, tune
 
 ARCHS = (80, 86, 89, 90, 100, 103, 120)
 DTYPES = ("f16", "bf16")
@@ -34,12 +34,14 @@ class Variant:
     mask: str
     arch: int
     tile: tiles.Tile
+    is_candidate: bool = False  # compiled in to be tuned: it is left out where it does not fit
 
     @property
     def name(self) -> str:
         mask = "" if self.mask == "none" else f"_mask_{self.mask}"
         rows = f"_m{self.tile.block_m}" if self.function in hopper.FUNCTIONS else ""
-        return f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}_sm{self.arch}"
+        name = f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}_sm{self.arch}"
+        return f"{name}_{tune.label(self.tile)}" if self.is_candidate else name
 
 
 def is_excluded(function: str, mask: str, block_d: int) -> bool:
@@ -54,7 +56,7 @@ def tiles_of(function: str, block_d: int, mask: str, arch: int) -> tuple[tiles.T
 
 def variants(archs=ARCHS) -> list[Variant]:
     """The whole table for these architectures, in the order in which the planner meets it."""
-    return [
+    table = [
         Variant(function, dtype, mask, arch, tile)
         for arch in archs
         for function in FUNCTIONS
@@ -65,6 +67,9 @@ def variants(archs=ARCHS) -> list[Variant]:
         if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in hopper.FUNCTIONS)
         for tile in tiles_of(function, block_d, mask, arch)
     ]
+    tuned = [v for v in table if v.function not in hopper.FUNCTIONS and tune.is_wanted(v.name)]
+    others = [dataclasses.replace(v, tile=tile, is_candidate=True) for v in tuned for tile in tune.neighbours(v.tile)]
+    return table + others
 
 
 def parse_archs(text: str | None = None) -> tuple[int, ...]:

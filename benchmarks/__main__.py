@@ -5,6 +5,7 @@ host_time   host time of a forward call in inference mode
 first_call  the first forward and backward of a fresh process
 size        bytes of the wheel, its libraries and cubins
 build       seconds to compile each architecture's kernels (only where named)
+tune        tiles compiled in beside today's (only where named; aot/tune.py)
 """
 
 import argparse
@@ -35,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--wheel", type=Path, help="for size; default the newest in dist/")
     parser.add_argument("--archs", help='for build, as "80 90"; default FLASHTRI_ARCHS, else all')
     args = parser.parse_args()
-    unknown = set(args.names) - {*DEFAULT, "build"}
+    unknown = set(args.names) - {*DEFAULT, "build", "tune"}
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     needs_device = bool(set(args.names or DEFAULT) - {"size", "build"})

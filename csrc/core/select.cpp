@@ -1,6 +1,7 @@
 #include "select.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <map>
 #include <set>
@@ -72,6 +73,15 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   return Rule::none;
 }
 
+std::atomic<const Kernel*> preferred{nullptr};
+
+// False where tuning asks for another kernel than this one.
+bool may_take(const Kernel& kernel) {
+  const Kernel* asked = preferred.load(std::memory_order_relaxed);
+  if (asked == nullptr || asked == &kernel) return true;
+  return asked->function != kernel.function && asked->uses_tensor_maps() == kernel.uses_tensor_maps();
+}
+
 std::string arch_text(int arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
 
 [[noreturn]] void refuse_arch(const Device& device) {
@@ -108,11 +118,14 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
   return "";
 }
 
+void prefer(const Kernel* kernel) { preferred.store(kernel, std::memory_order_relaxed); }
+
 const Kernel* find(Function function, const Problem& problem, const Device& device) {
   const auto* list = runnable(device.arch);
   if (list == nullptr) refuse_arch(device);
   for (const Kernel* kernel : *list) {
-    if (kernel->function == function && broken(*kernel, problem, device) == Rule::none) return kernel;
+    if (kernel->function != function || broken(*kernel, problem, device) != Rule::none) continue;
+    if (may_take(*kernel)) return kernel;
   }
   return nullptr;
 }

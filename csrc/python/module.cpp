@@ -7,6 +7,7 @@
 
 #include "core/launcher.h"
 #include "core/plan.h"
+#include "core/select.h"
 
 namespace py = pybind11;
 using namespace flashtri;
@@ -152,6 +153,16 @@ PYBIND11_MODULE(_C, module) {
         throw py::key_error(name);
       },
       py::arg("name"), "The cubin of a kernel, as bytes.");
+
+  module.def(
+      "prefer",
+      [](const std::optional<std::string>& name) {
+        const Kernel* asked = nullptr;
+        for (const Kernel& kernel : kernels()) asked = name && *name == kernel.name ? &kernel : asked;
+        if (name && asked == nullptr) throw py::key_error(*name);
+        prefer(asked);
+      },
+      py::arg("name"), "For tuning: take the kernel of that name wherever it serves, in this process; None ends that.");
 
   module.def("device_count", &device_count, "CUDA devices this process sees; 0 where there is no driver.");
 
