@@ -107,6 +107,20 @@ def test_dropout(dropout_p, error, device):
         flashtri.attention(*tensors(device), dropout_p=dropout_p)
 
 
+NOT_IMPLEMENTED = {
+    "window_left": 3, "window_right": 0, "softcap": 20.0, "sinks": torch.zeros(4), "relative_bias": torch.zeros(4, 39),
+    "cu_seqlens_q": torch.zeros(3, dtype=torch.int32), "cu_seqlens_k": torch.zeros(3, dtype=torch.int32),
+    "max_seqlen_q": 16, "max_seqlen_k": 24, "seqused_k": torch.zeros(2, dtype=torch.int32),
+    "block_table": torch.zeros(2, 1, dtype=torch.int32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_IMPLEMENTED)
+def test_not_implemented(name, device):
+    with pytest.raises(NotImplementedError, match=rf"{name} is not implemented; got {name} = .*; pass (None|0\.0)"):
+        flashtri.attention(*tensors(device), **{name: NOT_IMPLEMENTED[name]})
+
+
 @pytest.mark.parametrize("name", ["k", "v", "attn_mask"])
 def test_devices_differ(name, device):
     given = dict(zip("qkv", tensors(device), strict=True), attn_mask=torch.zeros(16, 24, device=device))
@@ -143,7 +157,7 @@ def test_what_needs_a_gradient_is_checked_at_the_forward(device):
     q, k, v = (t.requires_grad_() for t in tensors(device))
     with pytest.raises(NotImplementedError, match="attn_mask must be bool"):
         flashtri.attention(q, k, v, attn_mask=torch.zeros(16, 24, device=device, dtype=torch.float64).requires_grad_())
-    with pytest.raises(NotImplementedError, match="dropout is not implemented"):
+    with pytest.raises(NotImplementedError, match="dropout_p is not implemented"):
         flashtri.attention(q, k, v, dropout_p=0.1)
 
 

@@ -1,4 +1,4 @@
-// Autocast: q, k and v are cast to the autocast dtype; the mask keeps its own, since the ops add it in fp32 anyway.
+// Autocast: q, k and v are cast to the autocast dtype; the others keep theirs, since the ops take them to fp32 anyway.
 #include <ATen/autocast_mode.h>
 
 #include "ops.h"
@@ -13,7 +13,7 @@ ForwardResult fwd_autocast(const ForwardArgs& args) {
   const auto dtype = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const at::Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
   const at::Tensor q = cast(args.q), k = cast(args.k), v = cast(args.v);
-  return call_fwd({q, k, v, args.attn_mask, args.dropout_p, args.is_causal, args.scale, args.bottom_right});
+  return call_fwd({args, q, k, v});
 }
 
 }  // namespace

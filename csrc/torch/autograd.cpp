@@ -35,7 +35,8 @@ auto make_node() {
   }
 }
 
-void refuse_forward_mode(std::initializer_list<const at::Tensor*> tensors) {
+template <typename Tensors>
+void refuse_forward_mode(const Tensors& tensors) {
   for (const at::Tensor* tensor : tensors) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
@@ -44,100 +45,124 @@ void refuse_forward_mode(std::initializer_list<const at::Tensor*> tensors) {
   }
 }
 
-bool any_requires_grad(std::initializer_list<const at::Tensor*> tensors) {
-  return at::GradMode::is_enabled() &&
-         std::any_of(tensors.begin(), tensors.end(), [](auto t) { return t->defined() && t->requires_grad(); });
+bool requires_grad(const at::Tensor* tensor) { return tensor->defined() && tensor->requires_grad(); }
+
+template <typename Tensors>
+bool any_requires_grad(const Tensors& tensors) {
+  return at::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), requires_grad);
 }
 
-// What the node keeps, unpacked: also the form in which compiled autograd hands it to the traced backward.
-struct Saved {
-  at::Tensor q, k, v, mask, out, lse, row_stats, rng_state;
-  double dropout_p;
-  bool is_causal;
-  std::optional<double> scale;
-  bool bottom_right;
-  std::array<bool, 4> needs;
+// Values of a call with their types, as compiled autograd takes them into its graph and hands them back.
+class Packed {
+ public:
+  Packed() = default;
+  explicit Packed(const std::vector<c10::IValue>& values) : args_(values) {}
 
-  std::vector<c10::IValue> pack() const {
-    compiled::PackedArgs args;
-    for (const at::Tensor* tensor : {&q, &k, &v, &mask, &out, &lse, &row_stats, &rng_state}) args.pack(*tensor);
-    args.pack(dropout_p);
-    args.pack(is_causal);
-    args.pack(scale.has_value());
-    args.pack(scale.value_or(0.0));
-    args.pack(bottom_right);
-    for (const bool needed : needs) args.pack(needed);
-    return args.vec();
+  template <typename T>
+  void pack(const T& value) {
+    args_.pack(value);
+    types_.push_back(compiled::IValuePacker<T>::packed_type());
+  }
+  void pack(const OptionalTensor& tensor) { pack(tensor.value_or(at::Tensor())); }
+
+  template <typename T>
+  void unpack(T& value) {
+    value = args_.unpack<T>();
+  }
+  void unpack(OptionalTensor& option) {
+    if (const auto tensor = args_.unpack<at::Tensor>(); tensor.defined()) option = tensor;
   }
 
-  static Saved unpack(const std::vector<c10::IValue>& values) {
-    compiled::PackedArgs args(values);
-    Saved saved;
-    for (at::Tensor* tensor :
-         {&saved.q, &saved.k, &saved.v, &saved.mask, &saved.out, &saved.lse, &saved.row_stats, &saved.rng_state}) {
-      *tensor = args.unpack<at::Tensor>();
+  const std::vector<c10::IValue>& values() const { return args_.vec(); }
+  const std::vector<at::TypePtr>& types() const { return types_; }
+
+ private:
+  compiled::PackedArgs args_;
+  std::vector<at::TypePtr> types_;
+};
+
+// What the backward takes from the forward, unpacked.
+struct Saved {
+  at::Tensor q, k, v, out, lse, row_stats, rng_state;
+  Options options;
+  Needs needs;
+
+  // Calls function on each member; `self` may be const.
+  template <typename Self, typename Function>
+  static void for_each(Self& self, const Function& function) {
+    for (auto* tensor : {&self.q, &self.k, &self.v, &self.out, &self.lse, &self.row_stats, &self.rng_state}) {
+      function(*tensor);
     }
-    saved.dropout_p = args.unpack<double>();
-    saved.is_causal = args.unpack<bool>();
-    const bool has_scale = args.unpack<bool>();
-    const double scale = args.unpack<double>();
-    if (has_scale) saved.scale = scale;
-    saved.bottom_right = args.unpack<bool>();
-    for (bool& needed : saved.needs) needed = args.unpack<bool>();
+    apply_options(self.options, [&](auto&... option) { (function(option), ...); });
+    for (auto& needed : self.needs) function(needed);
+  }
+
+  Packed pack() const {
+    Packed packed;
+    for_each(*this, [&](const auto& value) { packed.pack(value); });
+    return packed;
+  }
+
+  static Saved unpack(Packed packed) {
+    Saved saved;
+    for_each(saved, [&](auto& value) { packed.unpack(value); });
     return saved;
   }
 };
 
 // gradients: of out and of lse, each undefined where that output is not part of the loss.
 variable_list backward(const variable_list& gradients, const Saved& saved) {
-  const at::Tensor& grad_lse = gradients[1];
-  if (!gradients[0].defined() && !grad_lse.defined()) return variable_list(4);
+  if (!gradients[0].defined() && !gradients[1].defined()) return variable_list(kInputs);
   const at::Tensor grad_out = gradients[0].defined() ? gradients[0] : at::zeros_like(saved.out);
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
-  };
-  const std::optional<at::Tensor> mask = optional(saved.mask), dlse = optional(grad_lse);
-  auto result =
-      call_bwd({{saved.q, saved.k, saved.v, mask, saved.dropout_p, saved.is_causal, saved.scale, saved.bottom_right},
-                grad_out,
-                dlse,
-                saved.out,
-                saved.lse,
-                saved.row_stats,
-                saved.rng_state,
-                saved.needs});
-  variable_list list{std::get<0>(result), std::get<1>(result), std::get<2>(result), std::get<3>(result)};
-  for (size_t i = 0; i < 4; ++i) {
+  const OptionalTensor grad_lse = gradients[1].defined() ? OptionalTensor(gradients[1]) : std::nullopt;
+  variable_list list = std::apply([](auto... gradient) { return variable_list{std::move(gradient)...}; },
+                                  call_bwd({{saved.options, saved.q, saved.k, saved.v},
+                                            grad_out,
+                                            grad_lse,
+                                            saved.out,
+                                            saved.lse,
+                                            saved.row_stats,
+                                            saved.rng_state,
+                                            saved.needs}));
+  for (size_t i = 0; i < kInputs; ++i) {
     if (!saved.needs[i]) list[i].reset();
   }
   return list;
 }
 
 struct AttentionBackward : Node {
-  SavedVariable q, k, v, mask, out, lse, row_stats, rng_state;
-  double dropout_p = 0.0;
-  bool is_causal = false;
-  std::optional<double> scale;
-  bool bottom_right = false;
+  SavedVariable q, k, v, out, lse, row_stats, rng_state;
+  std::array<SavedVariable, WithOptionTypes<std::tuple>::tensors> option_tensors;
+  Options options;  // without its tensors, which are in option_tensors
 
   std::string name() const override { return "FlashtriBackward"; }
 
+  void save(const ForwardArgs& args, const ForwardResult& result) {
+    q = SavedVariable(args.q, false);
+    k = SavedVariable(args.k, false);
+    v = SavedVariable(args.v, false);
+    out = SavedVariable(std::get<0>(result), true);
+    lse = SavedVariable(std::get<1>(result), true);
+    row_stats = SavedVariable(std::get<2>(result), false);
+    rng_state = SavedVariable(std::get<3>(result), false);
+    options = args;
+    auto* next = option_tensors.data();
+    for_each_tensor_option(options, [&](OptionalTensor& tensor) {
+      *next++ = SavedVariable(tensor, false);
+      tensor.reset();
+    });
+  }
+
   Saved unpack() {
     const NodePtr self = getptr();  // out and lse are this node's own outputs
-    return {q.unpack(),
-            k.unpack(),
-            v.unpack(),
-            mask.unpack(),
-            out.unpack(self),
-            lse.unpack(self),
-            row_stats.unpack(),
-            rng_state.unpack(),
-            dropout_p,
-            is_causal,
-            scale,
-            bottom_right,
-            {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2),
-             task_should_compute_output(3)}};
+    Saved saved{q.unpack(),         k.unpack(), v.unpack(), out.unpack(self), lse.unpack(self), row_stats.unpack(),
+                rng_state.unpack(), options,    {}};
+    const auto* next = option_tensors.data();
+    for_each_tensor_option(saved.options, [&](OptionalTensor& option) {
+      if (const auto tensor = (next++)->unpack(); tensor.defined()) option = tensor;
+    });
+    for (size_t i = 0; i < kInputs; ++i) saved.needs[i] = task_should_compute_output(i);
+    return saved;
   }
 
   variable_list apply(variable_list&& gradients) override {
@@ -155,83 +180,63 @@ struct AttentionBackward : Node {
 
   void compiled_args(compiled::CompiledNodeArgs& args) const override {
     for_each_saved([&](const SavedVariable& variable, bool is_output) { args.collect(variable, is_output); }, *this);
-    args.collect(dropout_p);
-    args.collect(is_causal);
-    args.collect(scale);
-    args.collect(bottom_right);
+    for_each_value_option(options, [&](const auto& option) { args.collect(option); });
   }
 
   variable_list apply_with_saved(const variable_list& gradients, compiled::SwapSavedVariables& swap) override {
     for_each_saved([&](SavedVariable& variable, bool) { swap.before(variable); }, *this);
-    const std::vector<c10::IValue> args = unpack().pack();
+    for_each_value_option(options, [&](auto& option) { swap.before(option); });
+    const Packed packed = unpack().pack();
     const auto& compiler = compiled::getPyCompilerInterface();
     // Once a process: the types are the same for every call.
     static const std::string function = compiler->bind_function(
         swap.get_py_compiler(), name(),
         [](const variable_list& gradients, const std::vector<c10::IValue>& values) {
-          return backward(gradients, Saved::unpack(values));
+          return backward(gradients, Saved::unpack(Packed(values)));
         },
-        types_of(args));
+        packed.types());
     const auto metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
         compiled::get_input_metadata(next_edges()));
-    variable_list result =
-        compiler->call_function(swap.get_py_compiler(), "apply_functional", function, gradients, args, metadata);
+    variable_list result = compiler->call_function(swap.get_py_compiler(), "apply_functional", function, gradients,
+                                                   packed.values(), metadata);
+    for_each_value_option(options, [&](auto& option) { swap.after(option); });
     for_each_saved([&](SavedVariable& variable, bool) { swap.after(variable); }, *this);
     return result;
   }
 
  private:
-  static std::vector<at::TypePtr> types_of(const std::vector<c10::IValue>& values) {
-    std::vector<at::TypePtr> types;
-    for (const c10::IValue& value : values) {
-      types.push_back(value.isTensor() ? at::TypePtr(at::TensorType::get()) : value.type());
-    }
-    return types;
-  }
-
   // Calls function(variable, whether it is an output of this node).
   template <typename Function, typename Self>
   static void for_each_saved(const Function& function, Self& self) {
-    for (auto* input : {&self.q, &self.k, &self.v, &self.mask}) function(*input, false);
+    for (auto* input : {&self.q, &self.k, &self.v, &self.row_stats, &self.rng_state}) function(*input, false);
     for (auto* output : {&self.out, &self.lse}) function(*output, true);
-    for (auto* constant : {&self.row_stats, &self.rng_state}) function(*constant, false);
+    for (auto& option : self.option_tensors) function(option, false);
   }
 };
 
 ForwardResult fwd_autograd(const ForwardArgs& args) {
-  const at::Tensor mask = args.has_mask() ? *args.attn_mask : at::Tensor();
-  refuse_forward_mode({&args.q, &args.k, &args.v, &mask});
-  if (!any_requires_grad({&args.q, &args.k, &args.v, &mask})) {
+  const auto inputs = args.inputs();
+  refuse_forward_mode(inputs);
+  if (!any_requires_grad(inputs)) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_fwd(args);
   }
   // A tensor subclass, FakeTensor for one, has no device to ask.
   if (args.q.is_cuda() && !at::isTensorSubclassLike(args.q)) {
-    check_cuda_backward(args, {args.q.requires_grad(), args.k.requires_grad(), args.v.requires_grad(),
-                               mask.defined() && mask.requires_grad()});
+    Needs needs;
+    std::transform(inputs.begin(), inputs.end(), needs.begin(), requires_grad);
+    check_cuda_backward(args, needs);
   }
   // Made before the forward runs, so that its sequence number matches the forward's in profiles.
   auto node = make_node<AttentionBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(args.q, args.k, args.v, mask));
+  node->set_next_edges(torch::autograd::collect_next_edges(at::ArrayRef(inputs)));
   ForwardResult result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_fwd(args);
   }();
-  auto& [out, lse, row_stats, rng_state] = result;
-  torch::autograd::set_history(out, node);
-  torch::autograd::set_history(lse, node);
-  node->q = SavedVariable(args.q, false);
-  node->k = SavedVariable(args.k, false);
-  node->v = SavedVariable(args.v, false);
-  node->mask = SavedVariable(mask, false);
-  node->out = SavedVariable(out, true);
-  node->lse = SavedVariable(lse, true);
-  node->row_stats = SavedVariable(row_stats, false);
-  node->rng_state = SavedVariable(rng_state, false);
-  node->dropout_p = args.dropout_p;
-  node->is_causal = args.is_causal;
-  node->scale = args.scale;
-  node->bottom_right = args.bottom_right;
+  torch::autograd::set_history(std::get<0>(result), node);
+  torch::autograd::set_history(std::get<1>(result), node);
+  node->save(args, result);
   return result;
 }
 
@@ -252,21 +257,23 @@ struct DoubleBackward : Node {
 };
 
 BackwardResult bwd_autograd(const BackwardArgs& args) {
-  const at::Tensor mask = args.has_mask() ? *args.attn_mask : at::Tensor();
   const at::Tensor grad_lse = args.has_grad_lse() ? *args.grad_lse : at::Tensor();
-  refuse_forward_mode({&args.grad_out, &grad_lse, &args.q, &args.k, &args.v, &mask});
+  const auto [q, k, v, mask, sinks, relative_bias] = args.inputs();
+  const auto sources = {
+      &args.grad_out, &grad_lse, q, k, v, mask, sinks, relative_bias, &args.out, &args.lse,
+  };
+  refuse_forward_mode(sources);
   BackwardResult result = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_bwd(args);
   }();
-  if (any_requires_grad({&args.grad_out, &grad_lse, &args.q, &args.k, &args.v, &mask, &args.out, &args.lse})) {
+  if (any_requires_grad(sources)) {
     auto node = make_node<DoubleBackward>();
-    node->set_next_edges(
-        torch::autograd::collect_next_edges(args.grad_out, grad_lse, args.q, args.k, args.v, mask, args.out, args.lse));
-    auto& [dq, dk, dv, dmask] = result;
-    for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) {
-      if (at::isFloatingType(gradient->scalar_type())) torch::autograd::set_history(*gradient, node);
-    }
+    node->set_next_edges(torch::autograd::collect_next_edges(at::ArrayRef(sources)));
+    const auto give_history = [&](at::Tensor& gradient) {
+      if (at::isFloatingType(gradient.scalar_type())) torch::autograd::set_history(gradient, node);
+    };
+    std::apply([&](auto&... gradient) { (give_history(gradient), ...); }, result);
   }
   return result;
 }

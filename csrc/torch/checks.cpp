@@ -79,6 +79,28 @@ void check_mask(const ForwardArgs& args) {
   }
 }
 
+#define CHECK_DEFAULT(condition, name, value, initial)                                          \
+  TORCH_CHECK_NOT_IMPLEMENTED(condition, #name " is not implemented; got ", #name " = ", value, \
+                              "; pass " initial " or leave it out")
+#define CHECK_NO_NUMBER(name) CHECK_DEFAULT(!args.name.has_value(), name, *args.name, "None")
+#define CHECK_NO_TENSOR(name) CHECK_DEFAULT(!Options::has(args.name), name, args.name->sym_sizes(), "None")
+
+// The options that no backend computes yet.
+void check_not_implemented(const ForwardArgs& args) {
+  CHECK_DEFAULT(args.dropout_p == 0.0, dropout_p, args.dropout_p, "0.0");
+  CHECK_DEFAULT(args.softcap == 0.0, softcap, args.softcap, "0.0");
+  CHECK_NO_NUMBER(window_left);
+  CHECK_NO_NUMBER(window_right);
+  CHECK_NO_TENSOR(sinks);
+  CHECK_NO_TENSOR(relative_bias);
+  CHECK_NO_TENSOR(cu_seqlens_q);
+  CHECK_NO_TENSOR(cu_seqlens_k);
+  CHECK_NO_NUMBER(max_seqlen_q);
+  CHECK_NO_NUMBER(max_seqlen_k);
+  CHECK_NO_TENSOR(seqused_k);
+  CHECK_NO_TENSOR(block_table);
+}
+
 void check_result(const char* name, const at::Tensor& tensor, const at::Tensor& q, at::ScalarType dtype,
                   c10::SymIntArrayRef sizes) {
   TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, name, " must be ", dtype, "; got ", tensor.scalar_type(),
@@ -101,8 +123,7 @@ void check_forward(const ForwardArgs& args) {
   if (args.has_mask()) check_mask(args);
   TORCH_CHECK_VALUE(args.dropout_p >= 0.0 && args.dropout_p < 1.0, "dropout_p must be in [0, 1); got ", args.dropout_p,
                     "; pass 0.0 for no dropout");
-  TORCH_CHECK_NOT_IMPLEMENTED(args.dropout_p == 0.0, "dropout is not implemented; got dropout_p = ", args.dropout_p,
-                              "; pass 0.0");
+  check_not_implemented(args);
   TORCH_CHECK_VALUE(!args.scale.has_value() || (std::isfinite(*args.scale) && *args.scale >= 0.0),
                     "scale must be finite and >= 0; got ", args.scale.value_or(0.0), "; negate q for a negative scale");
   TORCH_CHECK_VALUE(args.is_causal || !args.bottom_right,

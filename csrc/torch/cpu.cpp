@@ -155,11 +155,11 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
   check_backward(args);
   const PlainOps guard;
   BackwardResult result = empty_backward(args);
-  auto& [dq, dk, dv, dmask] = result;
-  const bool needs_dq = args.output_mask[0], needs_dk = args.output_mask[1], needs_dv = args.output_mask[2];
+  auto& [dq, dk, dv, dmask, dsinks, drelative_bias] = result;
+  const bool needs_dq = args.output_mask[kQ], needs_dk = args.output_mask[kK], needs_dv = args.output_mask[kV];
   const bool is_constant = args.needs_dmask() && is_constant_along_keys(*args.attn_mask);
   const bool needs_dmask = args.needs_dmask() && !is_constant;
-  for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
+  for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask, &dsinks, &drelative_bias}) gradient->zero_();
   if (has_no_scores(args)) return result;
   if (is_constant) fill_dmask_constant_along_keys(args, dmask);
 

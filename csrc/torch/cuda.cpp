@@ -126,11 +126,11 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
   const c10::DeviceGuard guard(args.q.device());
   // dk and dv come from one kernel, which writes both.
   BackwardArgs wider = args;
-  wider.output_mask[1] = wider.output_mask[2] = args.output_mask[1] || args.output_mask[2];
+  wider.output_mask[kK] = wider.output_mask[kV] = args.output_mask[kK] || args.output_mask[kV];
   BackwardResult result = empty_backward(wider, Memory::cuda_allocator);
-  auto& [dq, dk, dv, dmask] = result;
+  auto& [dq, dk, dv, dmask, dsinks, drelative_bias] = result;
   if (has_no_scores(args)) {
-    for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask}) gradient->zero_();
+    for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask, &dsinks, &drelative_bias}) gradient->zero_();
   } else {
     at::Tensor q, k, v, mask, out, grad_out, lse, row_stats, grad_lse, scratch;
     Problem problem;
@@ -141,9 +141,9 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.out = readable(args.out, out);
     problem.dout = readable(args.grad_out, grad_out);
     if (args.has_mask()) problem.mask = readable_mask(args, mask);
-    if (wider.output_mask[0]) problem.dq = describe_output(dq);
-    if (wider.output_mask[1]) problem.dk = describe_output(dk);
-    if (wider.output_mask[2]) problem.dv = describe_output(dv);
+    if (wider.output_mask[kQ]) problem.dq = describe_output(dq);
+    if (wider.output_mask[kK]) problem.dk = describe_output(dk);
+    if (wider.output_mask[kV]) problem.dv = describe_output(dv);
     problem.has_dlse = args.has_grad_lse();
     const bool is_constant = args.needs_dmask() && is_constant_along_keys(*args.attn_mask);
     problem.needs_dmask = args.needs_dmask() && !is_constant;
@@ -170,7 +170,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
 }
 
 // What the planner would be asked by the backward, with gradients described by their inputs: same dtypes and sizes.
-Problem backward_problem(const ForwardArgs& args, const std::array<bool, 4>& needs) {
+Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
   const auto contiguous = [](const at::Tensor& tensor, int64_t last_dim) {
     Tensor described = describe(tensor, nullptr);
     described.size[3] = last_dim;
@@ -187,19 +187,19 @@ Problem backward_problem(const ForwardArgs& args, const std::array<bool, 4>& nee
     problem.mask = describe(*args.attn_mask, nullptr);
     problem.mask.dtype = served_mask_dtype(problem.q.dtype, problem.mask.dtype);
   }
-  if (needs[0]) problem.dq = problem.q;
-  if (needs[1] || needs[2]) {
+  if (needs[kQ]) problem.dq = problem.q;
+  if (needs[kK] || needs[kV]) {
     problem.dk = problem.k;
     problem.dv = problem.v;
   }
-  problem.needs_dmask = needs[3] && !is_constant_along_keys(*args.attn_mask);
+  problem.needs_dmask = needs[kMask] && !is_constant_along_keys(*args.attn_mask);
   set_options(problem, args);
   return problem;
 }
 
 }  // namespace
 
-void check_cuda_backward(const ForwardArgs& args, const std::array<bool, 4>& needs) {
+void check_cuda_backward(const ForwardArgs& args, const Needs& needs) {
   check_forward(args);
   make_plan(backward_problem(args, needs), args.q.device().index());
 }

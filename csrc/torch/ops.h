@@ -1,75 +1,77 @@
 // What the backends of the two ops share: the arguments as one struct, and how a backend registers itself.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <array>
-#include <optional>
 #include <tuple>
+
+#include "options.h"
 
 namespace flashtri::op {
 
-struct ForwardArgs {
-  const at::Tensor& q;                         // [B, Hq, Sq, D]
-  const at::Tensor& k;                         // [B, Hk, Sk, D]
-  const at::Tensor& v;                         // [B, Hk, Sk, Dv]
-  const std::optional<at::Tensor>& attn_mask;  // broadcastable to [B, Hq, Sq, Sk]
-  double dropout_p;
-  bool is_causal;
-  std::optional<double> scale;
-  bool bottom_right;
+// The inputs that may have a gradient, in the order in which the backward returns them.
+enum Input { kQ, kK, kV, kMask, kSinks, kRelativeBias, kInputs };
+using Needs = std::array<bool, kInputs>;
 
-  bool has_mask() const { return attn_mask.has_value() && attn_mask->defined(); }
+struct ForwardArgs : Options {
+  const at::Tensor& q;  // [B, Hq, Sq, D]
+  const at::Tensor& k;  // [B, Hk, Sk, D]
+  const at::Tensor& v;  // [B, Hk, Sk, Dv]
+
+  // By `Input`; undefined where there is none.
+  std::array<const at::Tensor*, kInputs> inputs() const {
+    static const at::Tensor none;
+    const auto tensor = [](const OptionalTensor& option) { return option.has_value() ? &*option : &none; };
+    return {&q, &k, &v, tensor(attn_mask), tensor(sinks), tensor(relative_bias)};
+  }
 };
 
 struct BackwardArgs : ForwardArgs {
-  const at::Tensor& grad_out;                 // [B, Hq, Sq, Dv]
-  const std::optional<at::Tensor>& grad_lse;  // [B, Hq, Sq]
-  const at::Tensor& out;                      // these four as the forward returned them
+  const at::Tensor& grad_out;      // [B, Hq, Sq, Dv]
+  const OptionalTensor& grad_lse;  // [B, Hq, Sq]
+  const at::Tensor& out;           // these four as the forward returned them
   const at::Tensor& lse;
   const at::Tensor& row_stats;
   const at::Tensor& rng_state;
-  std::array<bool, 4> output_mask;  // which of dq, dk, dv, dmask are needed
+  Needs output_mask;  // which gradients are needed
 
-  bool has_grad_lse() const { return grad_lse.has_value() && grad_lse->defined(); }
+  bool has_grad_lse() const { return has(grad_lse); }
   // A boolean mask has no gradient, whatever was asked.
-  bool needs_dmask() const { return output_mask[3] && has_mask() && attn_mask->scalar_type() != at::kBool; }
+  bool needs_dmask() const { return output_mask[kMask] && has_mask() && attn_mask->scalar_type() != at::kBool; }
+  bool needs_dsinks() const { return output_mask[kSinks] && has(sinks); }
+  bool needs_drelative_bias() const { return output_mask[kRelativeBias] && has(relative_bias); }
 };
 
-using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;   // out, lse, row_stats, rng_state
-using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // dq, dk, dv, dmask
+// out, lse, row_stats, rng_state
+using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// By `Input`.
+using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+using ForwardFunction = ForwardResult (*)(const ForwardArgs&);
+using BackwardFunction = BackwardResult (*)(const BackwardArgs&);
 
 // The C++ signatures that the dispatcher checks against the schemas in schema.cpp.
-using ForwardSignature = ForwardResult(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                       const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool);
-using BackwardSignature = BackwardResult(const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
-                                         const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
-                                         bool, std::optional<double>, bool, std::array<bool, 4>);
+template <typename... Types>
+struct SignaturesOf {
+  template <typename T>
+  using Passed = std::conditional_t<is_tensor_option<T>, const T&, T>;
 
-template <ForwardResult (*kernel)(const ForwardArgs&)>
-ForwardResult unpack_fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
-                         std::optional<double> scale, bool bottom_right) {
-  return kernel({q, k, v, attn_mask, dropout_p, is_causal, scale, bottom_right});
-}
+  template <ForwardFunction function>
+  static ForwardResult fwd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Passed<Types>... options) {
+    return function({{std::move(options)...}, q, k, v});
+  }
 
-template <BackwardResult (*kernel)(const BackwardArgs&)>
-BackwardResult unpack_bwd(const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse, const at::Tensor& q,
-                          const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
-                          const at::Tensor& row_stats, const at::Tensor& rng_state,
-                          const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
-                          std::optional<double> scale, bool bottom_right, std::array<bool, 4> output_mask) {
-  return kernel({{q, k, v, attn_mask, dropout_p, is_causal, scale, bottom_right},
-                 grad_out,
-                 grad_lse,
-                 out,
-                 lse,
-                 row_stats,
-                 rng_state,
-                 output_mask});
-}
+  template <BackwardFunction function>
+  static BackwardResult bwd(const at::Tensor& grad_out, const OptionalTensor& grad_lse, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                            const at::Tensor& row_stats, const at::Tensor& rng_state, Passed<Types>... options,
+                            Needs output_mask) {
+    return function(
+        {{{std::move(options)...}, q, k, v}, grad_out, grad_lse, out, lse, row_stats, rng_state, output_mask});
+  }
+};
+using Signatures = WithOptionTypes<SignaturesOf>::type;
 
 // Calls through the dispatcher, with whatever keys the calling thread has excluded.
 ForwardResult call_fwd(const ForwardArgs& args);
@@ -78,14 +80,14 @@ BackwardResult call_bwd(const BackwardArgs& args);
 // False in a second copy of this library: it then registers nothing, where TORCH_LIBRARY would end the process.
 bool is_first_copy();
 
-template <ForwardResult (*kernel)(const ForwardArgs&)>
+template <ForwardFunction function>
 void register_fwd(torch::Library& library) {
-  if (is_first_copy()) library.impl("fwd", TORCH_FN(unpack_fwd<kernel>));
+  if (is_first_copy()) library.impl("fwd", TORCH_FN(Signatures::fwd<function>));
 }
 
-template <BackwardResult (*kernel)(const BackwardArgs&)>
+template <BackwardFunction function>
 void register_bwd(torch::Library& library) {
-  if (is_first_copy()) library.impl("bwd", TORCH_FN(unpack_bwd<kernel>));
+  if (is_first_copy()) library.impl("bwd", TORCH_FN(Signatures::bwd<function>));
 }
 
 }  // namespace flashtri::op

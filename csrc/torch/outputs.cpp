@@ -61,10 +61,17 @@ BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
   const auto gradient = [&](const at::Tensor& source, bool needed) {
     return needed ? empty_in_layout_of(source, source.sym_size(3), memory) : empty_vector(source.options(), memory);
   };
-  return {gradient(args.q, args.output_mask[0]), gradient(args.k, args.output_mask[1]),
-          gradient(args.v, args.output_mask[2]),
-          args.needs_dmask() ? at::empty_symint(args.attn_mask->sym_sizes(), args.attn_mask->options())
-                             : empty_vector((args.has_mask() ? *args.attn_mask : args.q).options(), memory)};
+  // Contiguous, of the option's own shape and dtype.
+  const auto gradient_of_option = [&](const OptionalTensor& option, bool needed) {
+    if (needed) return empty_contiguous(option->sym_sizes(), option->options(), memory);
+    return empty_vector((Options::has(option) ? *option : args.q).options(), memory);
+  };
+  return {gradient(args.q, args.output_mask[kQ]),
+          gradient(args.k, args.output_mask[kK]),
+          gradient(args.v, args.output_mask[kV]),
+          gradient_of_option(args.attn_mask, args.needs_dmask()),
+          gradient_of_option(args.sinks, args.needs_dsinks()),
+          gradient_of_option(args.relative_bias, args.needs_drelative_bias())};
 }
 
 bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }

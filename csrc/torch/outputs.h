@@ -13,7 +13,7 @@ enum class Memory { dispatcher, cuda_allocator };
 // [2, B, Hq, Sq] with a mask, else [0]; rng_state int64 [0].
 ForwardResult empty_forward(const ForwardArgs& args, Memory memory = Memory::dispatcher);
 
-// Uninitialised. dq, dk, dv follow the layouts of q, k, v; dmask is contiguous in the mask's own shape and dtype.
+// Uninitialised. dq, dk, dv follow the layouts of q, k, v; the others are contiguous, in their input's shape and dtype.
 // A gradient that is not needed has shape [0].
 BackwardResult empty_backward(const BackwardArgs& args, Memory memory = Memory::dispatcher);
 
