@@ -1,6 +1,7 @@
 """python -m aot --out DIR [--archs "90"] [--jobs N]: compiles the kernels and writes what csrc/core links.
 
 python -m aot tune CSV: keeps the tiles that `python -m benchmarks tune` has measured to be faster.
+python -m aot facts DIR: what the compiler made of each kernel in DIR, as Markdown.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import pathlib
 import sys
 import time
 
-from . import build, embed, limits, tune, variants
+from . import build, embed, facts, limits, tune, variants
 
 
 def keep_tuned(measured: str) -> int:
@@ -23,6 +24,9 @@ def keep_tuned(measured: str) -> int:
 def main() -> int:
     if sys.argv[1:2] == ["tune"] and len(sys.argv) == 3:
         return keep_tuned(sys.argv[2])
+    if sys.argv[1:2] == ["facts"] and len(sys.argv) == 3:
+        print(facts.tables(pathlib.Path(sys.argv[2])))
+        return 0
     parser = argparse.ArgumentParser(prog="python -m aot", description="Compile flashtri's kernels ahead of time.")
     parser.add_argument(
         "--out", type=pathlib.Path, required=True, help="folder for the cubins and the generated sources"
