@@ -1,7 +1,7 @@
 """What the compiler made of each kernel, as Markdown: `python -m aot facts DIR` of what `--out DIR` wrote.
 
-Occupancy follows from registers, shared memory and warps (CUDA C++ Programming Guide, table of compute capabilities); the
-tensor instructions are counted in the SASS: HMMA (mma.sync), HGMMA (wgmma), UTCHMMA (tcgen05).
+Occupancy follows from registers, shared memory and warps (CUDA C++ Programming Guide, table of compute capabilities).
+Tensor instructions are counted in the SASS: HMMA (mma.sync), HGMMA (wgmma), UTCHMMA (tcgen05).
 """
 
 import collections
@@ -62,7 +62,7 @@ def tables(folder: pathlib.Path, dtype: str = "bf16") -> str:
     for arch in sorted({kernel["arch"] for kernel in kernels}):
         text += [
             f"\n## Compute capability {arch // 10}.{arch % 10}\n",
-            "| kernel | mask | head_dim | tile | stages | registers | spilled bytes | KiB shared | blocks x warps | SASS |",
+            "| kernel | mask | head_dim | tile | stages | registers | spilled | KiB shared | blocks x warps | SASS |",
             "|---" * 10 + "|",
         ]
         text += [line(k, folder) for k in kernels if k["arch"] == arch and k["dtype"] == dtype]
