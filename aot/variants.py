@@ -13,13 +13,20 @@ MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
 # head_dim is padded up to one of these; Triton's tiles are powers of two.
 BLOCK_DS = (32, 64, 128, 256)
 
-FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", *hopper.FUNCTIONS)
+FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *hopper.FUNCTIONS)
 
 # (functions, masks, block_ds, reason): a combination that is not compiled.
 EXCLUSIONS = (
     (("bwd_delta",), ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "delta is sum(out * dout): no mask enters it"),
     (("bwd_delta",), ("none",), (32,), "memory-bound: predicated-off columns of the 64-wide tile cost nothing"),
     (("bwd_dmask",), ("none", "boolean"), BLOCK_DS, "only an additive mask has a gradient"),
+    (
+        ("bwd_dbias",),
+        ("none", "boolean", "f16", "bf16"),
+        BLOCK_DS,
+        "the op reads a relative bias, a short row, as fp32",
+    ),
+    (("bwd_dbias",), ("f32",), (32,), "few need it: 64 columns do as well"),
     (hopper.FUNCTIONS, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "a mask would need a TMA descriptor of its own"),
     (hopper.FUNCTIONS, ("none",), (32,), "a row of 64 elements is what TMA's widest swizzle takes"),
 )

@@ -27,6 +27,8 @@ class Inputs:
     bottom_right: bool
     dout: Tensor  # [B, Hq, Sq, Dv], dtype of q
     dlse: Tensor | None  # [B, Hq, Sq], fp32
+    # What the op takes by keyword, by its names there, where it is not the default.
+    options: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +49,17 @@ class Problem:
     # random | holes (a fifth is -inf or False) | dead (holes, and a third of the rows are all -inf or False)
     # | lowest (a third of the rows are all finfo.min) | padding (each sequence's last keys are finfo.min or False)
     mask_values: str = "random"
-    causal: str | None = None  # top_left | bottom_right
+    causal: str | None = None  # top_left | bottom_right | bottom_right_window: that alignment without causality
     scale: float | None = None
     # dense | bshd | transposed (last dimension not contiguous) | expanded | sliced | misaligned
     layout: str = "dense"
     has_dlse: bool = True
+    window: tuple[int | None, int | None] = (None, None)  # left, right
+    sinks: str | None = None  # a key of DTYPES
+    bias: str | None = None  # a key of DTYPES: a relative bias
+    bias_heads: int | None = None  # None: heads_q
+    softcap: float = 0.0
+    dropout: float = 0.0
 
     def __str__(self) -> str:
         def pair(letter, a, b):
@@ -65,13 +73,20 @@ class Problem:
             self.dtype,
         ]
         if self.causal:
-            parts.append("causal" if self.causal == "top_left" else "causal_bottom_right")
+            names = {"top_left": "causal", "bottom_right": "causal_bottom_right", "bottom_right_window": "bottom_right"}
+            parts.append(names[self.causal])
         if self.mask:
             parts.append(f"mask_{self.mask}_{self.mask_axes or 'scalar'}")
             parts += [self.mask_values] if self.mask_values != "random" else []
         parts += [self.layout] if self.layout != "dense" else []
         parts += [f"scale{self.scale}"] if self.scale is not None else []
         parts += [] if self.has_dlse else ["no_dlse"]
+        if self.window != (None, None):
+            parts.append("window{}_{}".format(*("all" if side is None else side for side in self.window)))
+        parts += [f"sinks_{self.sinks}"] if self.sinks else []
+        parts += [f"bias_{self.bias}" + (f"_H{self.bias_heads}" if self.bias_heads else "")] if self.bias else []
+        parts += [f"softcap{self.softcap:g}"] if self.softcap else []
+        parts += [f"dropout{self.dropout:g}"] if self.dropout else []
         return "-".join(parts)
 
     def inputs(self, device: str | torch.device = "cpu") -> Inputs:
@@ -91,12 +106,34 @@ class Problem:
             k=tensor(self.heads_k, self.seqlen_k, self.head_dim, 1),
             v=tensor(self.heads_k, self.seqlen_k, dim_v, 1),
             mask=self._mask(draw, device),
-            is_causal=self.causal is not None,
+            is_causal=self.causal in ("top_left", "bottom_right"),
             scale=self.scale,
-            bottom_right=self.causal == "bottom_right",
+            bottom_right=self.bottom_right,
             dout=tensor(self.heads_q, self.seqlen_q, dim_v, 2),
             dlse=self._dlse(draw, device),
+            options=self._options(draw, device),
         )
+
+    @property
+    def bottom_right(self) -> bool:
+        return self.causal is not None and self.causal.startswith("bottom_right")
+
+    def _options(self, draw: torch.Generator, device) -> dict:
+        given = {}
+        for name, side in zip(("window_left", "window_right"), self.window, strict=True):
+            given |= {name: side} if side is not None else {}
+        if self.sinks:
+            # Some sinks lie far above and below the scores.
+            sinks = 3 * torch.randn(self.heads_q, generator=draw)
+            given["sinks"] = sinks.to(device, DTYPES[self.sinks])
+        if self.bias:
+            size = (self.bias_heads or self.heads_q, max(self.seqlen_q + self.seqlen_k - 1, 0))
+            given["relative_bias"] = in_layout(
+                torch.randn(size, generator=draw).to(device, DTYPES[self.bias]), self.layout
+            )
+        given |= {"softcap": self.softcap} if self.softcap else {}
+        given |= {"dropout_p": self.dropout} if self.dropout else {}
+        return given
 
     def _dlse(self, draw: torch.Generator, device) -> Tensor | None:
         size = (self.batch, self.heads_q, self.seqlen_q)
@@ -212,4 +249,74 @@ def _empty():
         yield Problem(**sizes, mask="f32", causal="bottom_right")
 
 
-PROBLEMS = list(dict.fromkeys([*_dimensions(), *_lengths(), *_masks(), *_groups(), *_layouts(), *_scales(), *_empty()]))
+def _windows():
+    lengths = itertools.cycle(((65, 130), (130, 65), (129, 129), (40, 300), (300, 40)))
+    sides = ((10, None), (None, 3), (0, 0), (20, 7), (64, 64), (1 << 40, 1 << 40), (100, 1))
+    for i, (window, causal) in enumerate(
+        itertools.product(sides, (None, "top_left", "bottom_right", "bottom_right_window"))
+    ):
+        seqlen_q, seqlen_k = next(lengths)
+        mask = (None, None, "bool", "f32")[i % 4]
+        yield Problem(
+            heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=("f16", "bf16")[i % 2], causal=causal, window=window,
+            mask=mask, mask_axes="b1qk" if mask == "f32" else "b11k", mask_values="holes" if mask else "random",
+        )  # fmt: skip
+
+
+def _sinks():
+    for i, sinks in enumerate(("f32", "f16", "f32", "bf16")):
+        dtype = ("f16", "f16", "bf16", "bf16")[i]
+        yield Problem(heads_k=2, dtype=dtype, sinks=sinks, causal=(None, "bottom_right")[i % 2])
+        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="b1qk", mask_values="dead", has_dlse=i % 2 == 0)
+        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="1hq1")
+        yield Problem(dtype=dtype, sinks=sinks, mask="bool", mask_axes="b11k", mask_values="dead", window=(16, 0))
+        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="1hqk", mask_values="lowest")
+    yield Problem(seqlen_q=300, seqlen_k=40, causal="bottom_right", sinks="f32")
+
+
+def _relative_biases():
+    for i, (bias, heads) in enumerate(itertools.product(("f32", "f16", "bf16"), (None, 1))):
+        dtype = ("f16", "bf16")[i % 2]
+        yield Problem(heads_k=2, dtype=dtype, bias=bias, bias_heads=heads)
+        yield Problem(
+            seqlen_q=130, seqlen_k=65, dtype=dtype, bias=bias, bias_heads=heads, causal="top_left", sinks="f32"
+        )
+        yield Problem(dtype=dtype, bias=bias, bias_heads=heads, causal="bottom_right", window=(30, 0), head_dim=72)
+    for seqlen_q, seqlen_k in ((1, 1), (1, 257), (257, 1), (64, 64), (63, 65), (200, 300), (300, 200)):
+        yield Problem(batch=3, heads_q=2, heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, bias="f32", head_dim=200)
+    yield Problem(bias="f32", layout="misaligned")
+    yield Problem(bias="f16", layout="transposed", dtype="bf16")
+
+
+def _softcaps_and_dropout():
+    for i, more in enumerate(({"softcap": 5.0}, {"dropout": 0.3}, {"softcap": 2.0, "dropout": 0.1})):
+        dtype = ("f16", "bf16")[i % 2]
+        yield Problem(heads_k=2, dtype=dtype, **more)
+        yield Problem(dtype=dtype, causal="bottom_right", head_dim=96, **more)
+        yield Problem(dtype=dtype, mask="f32", mask_axes="1hqk", mask_values="dead", causal="top_left", **more)
+        yield Problem(dtype=dtype, mask="bool", mask_axes="b11k", mask_values="dead", sinks="f32", **more)
+        yield Problem(dtype=dtype, mask=dtype, mask_axes="b1qk", mask_values="lowest", head_dim=128, **more)
+        yield Problem(seqlen_q=130, dtype=dtype, bias="f32", head_dim=200, **more)
+        yield Problem(heads_k=1, dtype=dtype, window=(40, 5), sinks=dtype, head_dim_v=64, **more)
+    for sizes in ({"seqlen_k": 0}, {"batch": 0}):
+        yield Problem(**sizes, sinks="f32", dropout=0.5, mask="f32")
+        yield Problem(**sizes, sinks="f16", bias="f32", softcap=3.0)
+
+
+PROBLEMS = list(
+    dict.fromkeys(
+        [
+            *_dimensions(),
+            *_lengths(),
+            *_masks(),
+            *_groups(),
+            *_layouts(),
+            *_scales(),
+            *_empty(),
+            *_windows(),
+            *_sinks(),
+            *_relative_biases(),
+            *_softcaps_and_dropout(),
+        ]
+    )
+)

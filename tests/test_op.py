@@ -8,9 +8,9 @@ from reference import check, run
 import flashtri
 
 
-def ours(q, k, v, mask, is_causal, scale, bottom_right):
+def ours(q, k, v, mask, is_causal, scale, bottom_right, **options):
     return flashtri.attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, bottom_right=bottom_right, return_lse=True
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, bottom_right=bottom_right, return_lse=True, **options
     )
 
 

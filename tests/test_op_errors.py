@@ -93,22 +93,70 @@ def test_scale(scale, device):
         flashtri.attention(*tensors(device), scale=scale)
 
 
+@pytest.mark.parametrize("name", ["window_left", "window_right"])
+def test_window(name, device):
+    with pytest.raises(ValueError, match=rf"{name} must be >= 0 keys; got -1; pass None"):
+        flashtri.attention(*tensors(device), **{name: -1})
+
+
+@pytest.mark.parametrize("softcap", [-1.0, float("nan"), float("inf")])
+def test_softcap(softcap, device):
+    with pytest.raises(ValueError, match=r"softcap must be finite and >= 0; got .*pass 0\.0"):
+        flashtri.attention(*tensors(device), softcap=softcap)
+
+
+# Sizes and dtype, and what the message must say.
+BAD_SINKS = {
+    "too few": ((3,), torch.float32, r"one logit for each of q's 4 heads; got 3; expand"),
+    "two dimensions": ((4, 1), torch.float32, r"one dimension.*got sizes \[4, 1\]; flatten"),
+    "another dtype": ((4,), torch.bfloat16, r"float32 or have the dtype of q, Half; got BFloat16; cast"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SINKS)
+def test_sinks(case, device):
+    size, dtype, message = BAD_SINKS[case]
+    with pytest.raises(ValueError, match="sinks must.*" + message):
+        flashtri.attention(*tensors(device), sinks=torch.zeros(size, dtype=dtype, device=device))
+
+
+BAD_BIASES = {
+    "too short": ((4, 38), ValueError, r"Sq \+ Sk - 1 = 39 columns.*got 38; its index"),
+    "two heads": ((2, 39), ValueError, r"each of q's 4 heads, or one row; got 2; expand"),
+    "one dimension": ((39,), ValueError, r"two dimensions.*got sizes \[39\]; reshape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BIASES)
+def test_relative_bias(case, device):
+    size, error, message = BAD_BIASES[case]
+    with pytest.raises(error, match="relative_bias must.*" + message):
+        flashtri.attention(*tensors(device), relative_bias=torch.zeros(size, device=device))
+
+
+def test_relative_bias_dtype(device):
+    with pytest.raises(NotImplementedError, match=r"relative_bias must be float16.*got Double; convert"):
+        flashtri.attention(*tensors(device), relative_bias=torch.zeros(4, 39, dtype=torch.float64, device=device))
+
+
+def test_relative_bias_beside_a_mask(device):
+    mask, bias = torch.zeros(16, 24, device=device), torch.zeros(4, 39, device=device)
+    with pytest.raises(ValueError, match=r"cannot be given together; got .*\[16, 24\]; add the bias into.*seqused_k"):
+        flashtri.attention(*tensors(device), attn_mask=mask, relative_bias=bias)
+
+
 def test_bottom_right_without_causality(device):
-    with pytest.raises(ValueError, match=r"needs is_causal=True; got is_causal=False; set is_causal"):
+    with pytest.raises(ValueError, match=r"needs is_causal=True or a window; got is_causal=False; set is_causal"):
         flashtri.attention(*tensors(device), bottom_right=True)
 
 
-@pytest.mark.parametrize(
-    "dropout_p, error",
-    [(-0.1, ValueError), (1.0, ValueError), (2.0, ValueError), (float("nan"), ValueError), (0.5, NotImplementedError)],
-)
-def test_dropout(dropout_p, error, device):
-    with pytest.raises(error, match=r"dropout.*got.*pass 0\.0"):
+@pytest.mark.parametrize("dropout_p", [-0.1, 1.0, 2.0, float("nan")])
+def test_dropout(dropout_p, device):
+    with pytest.raises(ValueError, match=r"dropout_p must be in \[0, 1\); got .*pass 0\.0"):
         flashtri.attention(*tensors(device), dropout_p=dropout_p)
 
 
 NOT_IMPLEMENTED = {
-    "window_left": 3, "window_right": 0, "softcap": 20.0, "sinks": torch.zeros(4), "relative_bias": torch.zeros(4, 39),
     "cu_seqlens_q": torch.zeros(3, dtype=torch.int32), "cu_seqlens_k": torch.zeros(3, dtype=torch.int32),
     "max_seqlen_q": 16, "max_seqlen_k": 24, "seqused_k": torch.zeros(2, dtype=torch.int32),
     "block_table": torch.zeros(2, 1, dtype=torch.int32),
@@ -157,8 +205,8 @@ def test_what_needs_a_gradient_is_checked_at_the_forward(device):
     q, k, v = (t.requires_grad_() for t in tensors(device))
     with pytest.raises(NotImplementedError, match="attn_mask must be bool"):
         flashtri.attention(q, k, v, attn_mask=torch.zeros(16, 24, device=device, dtype=torch.float64).requires_grad_())
-    with pytest.raises(NotImplementedError, match="dropout_p is not implemented"):
-        flashtri.attention(q, k, v, dropout_p=0.1)
+    with pytest.raises(NotImplementedError, match="block_table is not implemented"):
+        flashtri.attention(q, k, v, block_table=torch.zeros(2, 1, dtype=torch.int32, device=device))
 
 
 def test_sparse_tensor(device):

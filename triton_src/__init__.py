@@ -5,12 +5,13 @@ Those of hopper/ are apart: they are in Gluon, which has no interpreter.
 Every run-time parameter is named in csrc/core/arguments.def, which also gives its type and what it is a multiple of.
 """
 
+from .bwd_dbias import bwd_dbias
 from .bwd_delta import bwd_delta
 from .bwd_dkdv import bwd_dkdv
 from .bwd_dmask import bwd_dmask
 from .bwd_dq import bwd_dq
 from .fwd import fwd
 
-FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask)}
+FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias)}
 
-__all__ = ["FUNCTIONS", "bwd_delta", "bwd_dkdv", "bwd_dmask", "bwd_dq", "fwd"]
+__all__ = ["FUNCTIONS", "bwd_dbias", "bwd_delta", "bwd_dkdv", "bwd_dmask", "bwd_dq", "fwd"]

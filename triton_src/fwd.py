@@ -62,16 +62,30 @@ def fwd_blocks(
 
 
 @triton.jit
+def add_sink(acc, row_max, row_sum, sink, has_sink, MASK: tl.constexpr):
+    """The head's sink joins each row's sum, without a value. Without one nothing changes, to the bit."""
+    units: tl.constexpr = 1.0 if MASK == 0 else LOG2E  # of row_max, to base 2
+    # A null pointer is never read: the predicate is false.
+    logit = tl.load(sink, mask=has_sink != 0, other=float("-inf")) * (LOG2E / units)
+    new_max = tl.maximum(row_max, logit)
+    safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    alpha = tl.math.exp2((row_max - safe_max) * units)
+    row_sum = row_sum * alpha + tl.math.exp2((logit - safe_max) * units)
+    return acc * alpha[:, None], new_max, row_sum
+
+
+@triton.jit
 def fwd(
-    q, k, v, mask, out, lse, row_stats,
+    q, k, v, mask, sinks, out, lse, row_stats,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, has_sinks, scale,
     MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q.
 
-    Writes out, lse and, with a mask, row_stats. A row without a visible key: out 0, lse -inf, row_stats (-inf, 0).
+    Writes out, lse and, with a mask, row_stats. A row without a visible key: out 0, lse -inf, row_stats (-inf, 0);
+    with a sink lse is its logit, row_stats (logit, 1).
     """
     num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
     # Under causality the last block has the most keys: first in, so that short ones fill the tail.
@@ -107,6 +121,7 @@ def fwd(
         band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
+    acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks + h, has_sinks, MASK)
     in_rows = rows < seqlen_q
     acc = acc / tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
     in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]

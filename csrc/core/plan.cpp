@@ -38,6 +38,12 @@ void check(const Problem& p) {
         "flashtri: scale must be finite and not negative, got " + std::to_string(p.scale) + "; negate q instead",
         false);
   }
+  if (p.relative_bias && p.relative_bias.size[3] != p.q.size[2] + p.k.size[2] - 1) {
+    throw PlanError(
+        "flashtri: relative_bias must have seqlen_q + seqlen_k - 1 = " + std::to_string(p.q.size[2] + p.k.size[2] - 1) +
+            " columns, got " + std::to_string(p.relative_bias.size[3]) + "; one for each distance",
+        false);
+  }
   if ((p.dk.dtype == DType::none) != (p.dv.dtype == DType::none)) {
     throw PlanError("flashtri: dk and dv come from one kernel: describe both or neither", false);
   }
@@ -104,9 +110,11 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set_i32(Arg::head_dim_v, p.v.size[3]);
   args.set_f32(Arg::scale, p.scale);
   args.set_i32(Arg::has_dlse, p.has_dlse);
-  // Without causality the band holds every key: -seqlen_q <= j - i <= seqlen_k.
-  args.set_i32(Arg::band_lo, -seqlen_q);
-  args.set_i32(Arg::band_hi, !p.is_causal ? seqlen_k : p.bottom_right ? seqlen_k - seqlen_q : 0);
+  const Band band = p.band();
+  args.set_i32(Arg::band_lo, band.lo);
+  args.set_i32(Arg::band_hi, band.hi);
+  args.set(Arg::sinks, nullptr);
+  args.set_i32(Arg::has_sinks, p.has_sinks);
 }
 
 void add(Plan& plan, const Kernel& kernel, int64_t grid) {
@@ -159,6 +167,22 @@ void add_dmask(Plan& plan, const Problem& p, const Device& device) {
   add(plan, kernel, splits * tiles);
 }
 
+// One program sums a diagonal of tiles, the longest of which sets how long it takes; several share it as for a mask.
+void add_dbias(Plan& plan, const Problem& p, const Device& device) {
+  const Kernel& kernel = select(Function::bwd_dbias, p, device);
+  const int64_t row_blocks = ceil_div(p.q.size[2], kernel.block_m),
+                column_blocks = ceil_div(p.k.size[2], kernel.block_m), diagonals = row_blocks + column_blocks - 1;
+  const int64_t heads = p.relative_bias.size[1], programs = heads * diagonals;
+  const int64_t repeats = std::min(row_blocks, column_blocks) * p.q.size[0] * (heads == 1 ? p.q.size[1] : 1);
+  const int64_t splits =
+      std::clamp<int64_t>(ceil_div(4 * device.sm_count, programs), 1, std::min<int64_t>(repeats, 64));
+  plan.args.set_i32(Arg::splits, splits);
+  plan.dbias_size = {splits, heads, 2, diagonals * kernel.block_m};
+  plan.dbias_block = kernel.block_m;
+  plan.dbias_offset = row_blocks * kernel.block_m - p.q.size[2] + 1;
+  add(plan, kernel, splits * programs);
+}
+
 // fwd and fwd_hopper are two ways of one step of the op.
 bool same_task(Function a, Function b) {
   const auto task = [](Function f) { return f == Function::fwd_hopper ? Function::fwd : f; };
@@ -179,7 +203,22 @@ DType served_mask_dtype(DType q, DType mask) {
   return mask != q && (mask == DType::f16 || mask == DType::bf16) ? DType::f32 : mask;
 }
 
-Plan plan(const Problem& p, const Device& device) {
+Problem as_kernels_see(const Problem& problem) {
+  Problem p = problem;
+  if (!p.relative_bias) return p;
+  const Tensor& bias = p.relative_bias;
+  const int64_t seqlen_q = p.q.size[2], stride = bias.stride[3];
+  p.mask.dtype = bias.dtype;
+  p.mask.data = static_cast<char*>(bias.data) + (seqlen_q - 1) * stride * dtype_size(bias.dtype);
+  p.mask.size = {1, bias.size[1], seqlen_q, p.k.size[2]};
+  p.mask.stride = {0, step(bias, 1), -stride, stride};
+  return p;
+}
+
+Plan plan(const Problem& problem, const Device& device) {
+  Problem changed;
+  if (problem.relative_bias) changed = as_kernels_see(problem);
+  const Problem& p = problem.relative_bias ? changed : problem;
   check(p);
   Plan plan;
   if (volume(p.q) == 0 || volume(p.k) == 0) return plan;
@@ -197,7 +236,7 @@ Plan plan(const Problem& p, const Device& device) {
     add(plan, fwd, query_blocks(fwd));
     return plan;
   }
-  if (!p.dq && !p.dk && !p.needs_dmask) return plan;
+  if (!p.dq && !p.dk && !p.needs_dmask && !p.needs_drelative_bias && !p.needs_delta) return plan;
   const Kernel& delta = select(Function::bwd_delta, p, device);
   plan.delta_elements = heads * p.q.size[2];
   add(plan, delta, query_blocks(delta));
@@ -210,6 +249,7 @@ Plan plan(const Problem& p, const Device& device) {
     add(plan, dq, query_blocks(dq));
   }
   if (p.needs_dmask) add_dmask(plan, p, device);
+  if (p.needs_drelative_bias) add_dbias(plan, p, device);
   return plan;
 }
 
@@ -225,7 +265,7 @@ std::string explain(const Problem& problem, const Device& device) {
             " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
     for (const Kernel& other : kernels()) {
       if (!same_task(other.function, taken.function) || &other == &taken) continue;
-      const std::string reason = refusal(other, problem, device);
+      const std::string reason = refusal(other, as_kernels_see(problem), device);
       text += std::string("  not ") + other.name + ": " +
               (!reason.empty()                    ? reason
                : other.function != taken.function ? "a kernel of the architecture's own serves"

@@ -48,6 +48,10 @@ struct Plan {
   int64_t delta_elements = 0;
   int64_t dmask_elements = 0;  // splits * the mask's own elements
   int dmask_splits = 0;
+  // Of Arg::dbias likewise: [splits, bias heads, 2, distances]. The first half moved on by dbias_block and
+  // the second add up to the gradient, which begins at dbias_offset.
+  std::array<int64_t, 4> dbias_size{};
+  int64_t dbias_block = 0, dbias_offset = 0;
 };
 
 // True where the kernels can read the tensor as it is: last stride 1, 16-byte alignment of data and rows. The op copies
@@ -57,6 +61,10 @@ bool is_readable(const Tensor& tensor);
 // What the kernels read a mask as, beside q of this dtype: fp32 for the 16-bit dtype that is not q's, which the op
 // converts first, in the mask's own size; any other as it is.
 DType served_mask_dtype(DType q, DType mask);
+
+// The problem with its relative bias in the mask's place: one number for every pair of row and key, read along
+// diagonals by strides of opposite sign.
+Problem as_kernels_see(const Problem& problem);
 
 // Throws PlanError; a problem with nothing to compute (an empty tensor) gives a plan without launches.
 Plan plan(const Problem& problem, const Device& device);

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "band.h"
+
 namespace flashtri {
 
 enum class DType : uint8_t { none, f16, bf16, f32, boolean };
@@ -33,13 +35,22 @@ struct Problem {
   Tensor mask;
   float scale = 1.0f;
   bool is_causal = false;
-  bool bottom_right = false;  // causal diagonal ends in the last row's last key (else starts at the first row's first)
+  bool bottom_right = false;  // the diagonal ends in the last row's last key (else starts at the first row's first)
+  int64_t window_left = kNoWindow, window_right = kNoWindow;
+  Tensor relative_bias;    // [1, Hq or 1, 1, Sq + Sk - 1]; no mask beside it
+  bool has_sinks = false;  // fp32 [Hq], set as Arg::sinks by the caller
 
-  // Backward only. A gradient whose dtype is `none` is not computed; that of the mask is described by `needs_dmask`.
+  // Backward only. A gradient whose dtype is `none` is not computed; those of mask and bias are described by
+  // `needs_...`.
   bool backward = false;
   Tensor dout, dq, dk, dv;
   bool has_dlse = false;
   bool needs_dmask = false;
+  bool needs_drelative_bias = false;
+  bool needs_delta = false;  // for the caller's own use, beside that of the kernels
+
+  Band band() const { return band_of(q.size[2], k.size[2], is_causal, bottom_right, window_left, window_right); }
+  bool has_left_edge() const { return band().lo > -q.size[2]; }
 };
 
 struct Device {

@@ -25,6 +25,8 @@ const char* function_name(Function function) {
       return "bwd_dq";
     case Function::bwd_dmask:
       return "bwd_dmask";
+    case Function::bwd_dbias:
+      return "bwd_dbias";
     case Function::fwd_hopper:
       return "fwd_hopper";
   }

@@ -26,7 +26,7 @@ struct ArgInfo {
 const ArgInfo& arg_info(Arg arg);
 
 // The Triton functions in triton_src/, by their own names.
-enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, fwd_hopper };
+enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias, fwd_hopper };
 const char* function_name(Function function);
 
 // What one copy through a TMA descriptor moves.

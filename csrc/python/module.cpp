@@ -36,10 +36,32 @@ struct Question {
 };
 
 Question parse(const py::kwargs& kwargs) {
-  static const std::set<std::string> known = {
-      "q",        "k",     "v",          "out",           "dout",           "dq",           "dk",       "dv",
-      "mask",     "dtype", "mask_dtype", "scale",         "is_causal",      "bottom_right", "backward", "needs_dmask",
-      "has_dlse", "arch",  "sm_count",   "shared_memory", "has_tensor_maps"};
+  static const std::set<std::string> known = {"q",
+                                              "k",
+                                              "v",
+                                              "out",
+                                              "dout",
+                                              "dq",
+                                              "dk",
+                                              "dv",
+                                              "mask",
+                                              "dtype",
+                                              "mask_dtype",
+                                              "scale",
+                                              "is_causal",
+                                              "bottom_right",
+                                              "backward",
+                                              "needs_dmask",
+                                              "has_dlse",
+                                              "window_left",
+                                              "window_right",
+                                              "has_sinks",
+                                              "relative_bias",
+                                              "needs_drelative_bias",
+                                              "arch",
+                                              "sm_count",
+                                              "shared_memory",
+                                              "has_tensor_maps"};
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
     if (known.count(name) == 0) throw py::type_error("plan() has no argument " + name);
@@ -66,12 +88,17 @@ Question parse(const py::kwargs& kwargs) {
     if (!kwargs.contains("mask_dtype")) throw py::type_error("plan() with a mask needs mask_dtype");
     p.mask = parse_tensor(get("mask"), parse_dtype(kwargs["mask_dtype"].cast<std::string>()));
   }
+  if (!get("relative_bias").is_none()) p.relative_bias = parse_tensor(get("relative_bias"), DType::f32);
   p.scale =
       kwargs.contains("scale") ? kwargs["scale"].cast<float>() : 1.0f / std::sqrt(static_cast<float>(p.q.size[3]));
   p.is_causal = number("is_causal", 0);
   p.bottom_right = number("bottom_right", 0);
+  p.window_left = number("window_left", kNoWindow);
+  p.window_right = number("window_right", kNoWindow);
+  p.has_sinks = number("has_sinks", 0);
   p.backward = number("backward", 0);
   p.needs_dmask = number("needs_dmask", 0);
+  p.needs_drelative_bias = number("needs_drelative_bias", 0);
   p.has_dlse = number("has_dlse", 0);
   asked.device.arch = number("arch", 90);
   asked.device.sm_count = number("sm_count", 132);
@@ -105,7 +132,8 @@ py::dict describe(const Plan& plan) {
     if (plan.args.has(arg) && !arg_info(arg).is_pointer()) args[arg_info(arg).name] = arg_value(arg, plan.args[arg]);
   }
   py::dict scratch(py::arg("delta") = plan.delta_elements, py::arg("dmask") = plan.dmask_elements,
-                   py::arg("dmask_splits") = plan.dmask_splits);
+                   py::arg("dmask_splits") = plan.dmask_splits, py::arg("dbias") = plan.dbias_size,
+                   py::arg("dbias_block") = plan.dbias_block, py::arg("dbias_offset") = plan.dbias_offset);
   return py::dict(py::arg("launches") = launches, py::arg("args") = args, py::arg("scratch") = scratch);
 }
 
@@ -184,10 +212,11 @@ PYBIND11_MODULE(_C, module) {
       },
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
-     has_tensor_maps=True) -> dict
+     has_tensor_maps=True, window_left=-1, window_right=-1, has_sinks=False, relative_bias=None,
+     needs_drelative_bias=False) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
-"scratch": {"delta", "dmask", "dmask_splits"}}. Tensors are (shape, strides) pairs of four numbers each, strides in
+"scratch": {"delta", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset"}}. Tensors are (shape, strides) pairs of four numbers each, strides in
 elements; the mask has size 1 where it is broadcast. Raises ValueError or NotImplementedError as the op does.)");
 
   module.def(

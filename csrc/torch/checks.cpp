@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/band.h"
 #include "core/problem.h"
 
 // The condition may hold symbols: torch.compile then records it as a guard, torch.export as an assertion.
@@ -13,6 +14,11 @@ namespace flashtri::op {
 
 namespace {
 
+void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK(tensor.device() == q.device(), "Expected all tensors to be on the same device: q is on ", q.device(),
+              ", ", name, " on ", tensor.device(), "; move one of them with .to(device)");
+}
+
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 4, name, " must have 4 dimensions [batch, heads, sequence, head_dim]; got ",
                     tensor.dim(), " (sizes ", tensor.sym_sizes(), "); add the missing ones with unsqueeze");
@@ -21,8 +27,7 @@ void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& 
                               dtype, "; cast it with .to(torch.bfloat16)");
   TORCH_CHECK_VALUE(dtype == q.scalar_type(), name, " must have the dtype of q, ", q.scalar_type(), "; got ", dtype,
                     "; cast one of them");
-  TORCH_CHECK(tensor.device() == q.device(), "Expected all tensors to be on the same device: q is on ", q.device(),
-              ", ", name, " on ", tensor.device(), "; move one of them with .to(device)");
+  check_device(name, tensor, q);
 }
 
 void check_head_dim(const char* name, const c10::SymInt& head_dim) {
@@ -60,8 +65,7 @@ void check_mask(const ForwardArgs& args) {
       dtype == at::kBool || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat,
       "attn_mask must be bool (True attends), float16, bfloat16 or float32 (added to the scores); got ", dtype,
       "; convert it with .bool() or .float()");
-  TORCH_CHECK(mask.device() == args.q.device(), "Expected all tensors to be on the same device: q is on ",
-              args.q.device(), ", attn_mask on ", mask.device(), "; move it with .to(device)");
+  check_device("attn_mask", mask, args.q);
   const auto sizes = mask.sym_sizes();
   const int64_t rank = mask.dim();
   TORCH_CHECK_VALUE(rank <= 4, "attn_mask must have at most 4 dimensions; got ", rank, " (sizes ", sizes,
@@ -79,6 +83,47 @@ void check_mask(const ForwardArgs& args) {
   }
 }
 
+void check_window(const char* name, const OptionalSymInt& window) {
+  if (!window.has_value()) return;
+  CHECK_SIZES(window->sym_ge(0), name, " must be >= 0 keys; got ", *window, "; pass None for no limit");
+}
+
+void check_sinks(const ForwardArgs& args) {
+  const at::Tensor& sinks = *args.sinks;
+  const auto dtype = sinks.scalar_type();
+  check_device("sinks", sinks, args.q);
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == args.q.scalar_type(),
+                    "sinks must be float32 or have the dtype of q, ", args.q.scalar_type(), "; got ", dtype,
+                    "; cast them");
+  TORCH_CHECK_VALUE(sinks.dim() == 1, "sinks must have one dimension, the heads of q; got sizes ", sinks.sym_sizes(),
+                    "; flatten them");
+  CHECK_SIZES(sinks.sym_size(0).sym_eq(args.q.sym_size(1)), "sinks must have one logit for each of q's ",
+              args.q.sym_size(1), " heads; got ", sinks.sym_size(0), "; expand them");
+}
+
+void check_relative_bias(const ForwardArgs& args) {
+  const at::Tensor& bias = *args.relative_bias;
+  const auto dtype = bias.scalar_type();
+  check_device("relative_bias", bias, args.q);
+  TORCH_CHECK_VALUE(!args.has_mask(),
+                    "attn_mask and relative_bias cannot be given together; got an attn_mask of sizes ",
+                    args.attn_mask->sym_sizes(),
+                    "; add the bias into a floating attn_mask, or leave out padded keys by seqused_k or cu_seqlens_k");
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
+                              "relative_bias must be float16, bfloat16 or float32; got ", dtype,
+                              "; convert it with .float()");
+  const c10::SymInt length = args.q.sym_size(2) + args.k.sym_size(2) - 1;
+  TORCH_CHECK_VALUE(bias.dim() == 2,
+                    "relative_bias must have two dimensions [heads of q or 1, Sq + Sk - 1]; got sizes ",
+                    bias.sym_sizes(), "; reshape it");
+  CHECK_SIZES(bias.sym_size(1).sym_eq(length).sym_or(args.k.sym_size(2).sym_eq(0)).sym_or(args.q.sym_size(2).sym_eq(0)),
+              "relative_bias must have Sq + Sk - 1 = ", length, " columns, one for each distance; got ",
+              bias.sym_size(1), "; its index for query i and key j is j - i + Sq - 1");
+  CHECK_SIZES(bias.sym_size(0).sym_eq(args.q.sym_size(1)).sym_or(bias.sym_size(0).sym_eq(1)),
+              "relative_bias must have one row for each of q's ", args.q.sym_size(1), " heads, or one row; got ",
+              bias.sym_size(0), "; expand it");
+}
+
 #define CHECK_DEFAULT(condition, name, value, initial)                                          \
   TORCH_CHECK_NOT_IMPLEMENTED(condition, #name " is not implemented; got ", #name " = ", value, \
                               "; pass " initial " or leave it out")
@@ -87,12 +132,6 @@ void check_mask(const ForwardArgs& args) {
 
 // The options that no backend computes yet.
 void check_not_implemented(const ForwardArgs& args) {
-  CHECK_DEFAULT(args.dropout_p == 0.0, dropout_p, args.dropout_p, "0.0");
-  CHECK_DEFAULT(args.softcap == 0.0, softcap, args.softcap, "0.0");
-  CHECK_NO_NUMBER(window_left);
-  CHECK_NO_NUMBER(window_right);
-  CHECK_NO_TENSOR(sinks);
-  CHECK_NO_TENSOR(relative_bias);
   CHECK_NO_TENSOR(cu_seqlens_q);
   CHECK_NO_TENSOR(cu_seqlens_k);
   CHECK_NO_NUMBER(max_seqlen_q);
@@ -110,7 +149,7 @@ void check_result(const char* name, const at::Tensor& tensor, const at::Tensor& 
   const auto actual = tensor.sym_sizes();
   bool same = actual.size() == sizes.size();
   for (size_t i = 0; same && i < sizes.size(); ++i) same = actual[i].sym_eq(sizes[i]).expect_true(__FILE__, __LINE__);
-  TORCH_CHECK_VALUE(same, name, " must have sizes ", sizes, "; got ", actual, "; pass what belongs to this q and v");
+  TORCH_CHECK_VALUE(same, name, " must have sizes ", sizes, "; got ", actual, "; pass what belongs to this call");
 }
 
 }  // namespace
@@ -126,9 +165,16 @@ void check_forward(const ForwardArgs& args) {
   check_not_implemented(args);
   TORCH_CHECK_VALUE(!args.scale.has_value() || (std::isfinite(*args.scale) && *args.scale >= 0.0),
                     "scale must be finite and >= 0; got ", args.scale.value_or(0.0), "; negate q for a negative scale");
-  TORCH_CHECK_VALUE(args.is_causal || !args.bottom_right,
-                    "bottom_right aligns the causal diagonal and needs is_causal=True; got is_causal=False; "
-                    "set is_causal or drop bottom_right");
+  TORCH_CHECK_VALUE(
+      args.is_causal || args.window_left.has_value() || args.window_right.has_value() || !args.bottom_right,
+      "bottom_right aligns the diagonal of causality or of a window and needs is_causal=True or a window; "
+      "got is_causal=False; set is_causal or drop bottom_right");
+  check_window("window_left", args.window_left);
+  check_window("window_right", args.window_right);
+  TORCH_CHECK_VALUE(std::isfinite(args.softcap) && args.softcap >= 0.0, "softcap must be finite and >= 0; got ",
+                    args.softcap, "; pass 0.0 for none");
+  if (args.has(args.sinks)) check_sinks(args);
+  if (args.has(args.relative_bias)) check_relative_bias(args);
 }
 
 void check_backward(const BackwardArgs& args) {
@@ -139,8 +185,13 @@ void check_backward(const BackwardArgs& args) {
   check_result("grad_out", args.grad_out, args.q, args.q.scalar_type(), out);
   check_result("out", args.out, args.q, args.q.scalar_type(), out);
   check_result("lse", args.lse, args.q, at::kFloat, q.slice(0, 3));
+  if (args.dropout_p > 0.0) check_result("rng_state", args.rng_state, args.q, at::kLong, {c10::SymInt(2)});
   if (args.has_grad_lse()) check_result("grad_lse", *args.grad_lse, args.q, at::kFloat, q.slice(0, 3));
-  if (args.has_mask()) check_result("row_stats", args.row_stats, args.q, at::kFloat, stats);
+  if (args.uses_row_stats()) check_result("row_stats", args.row_stats, args.q, at::kFloat, stats);
+}
+
+int64_t window_of(const OptionalSymInt& window) {
+  return window.has_value() ? window->guard_int(__FILE__, __LINE__) : kNoWindow;
 }
 
 double scale_of(const ForwardArgs& args) {

@@ -12,6 +12,9 @@ void check_forward(const ForwardArgs& args);
 // The same, and that the forward's results and the gradients have the shapes and dtypes that belong to q, k and v.
 void check_backward(const BackwardArgs& args);
 
+// A side of the window as the core takes it. Of concrete sizes: not for the Meta implementation.
+int64_t window_of(const OptionalSymInt& window);
+
 // scale, or 1 / sqrt(head_dim).
 double scale_of(const ForwardArgs& args);
 

@@ -2,6 +2,7 @@
 // come through c10's registry of device types, the launch through csrc/core.
 #include "cuda.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -90,9 +91,30 @@ void launch_on_current_stream(const Plan& plan, at::Device device) {
 
 // Everything but the tensors.
 void set_options(Problem& problem, const ForwardArgs& args) {
+  TORCH_CHECK_NOT_IMPLEMENTED(args.softcap == 0.0, "softcap is not implemented on CUDA; got ", args.softcap,
+                              "; pass 0.0");
+  TORCH_CHECK_NOT_IMPLEMENTED(args.dropout_p == 0.0,
+                              "dropout is not implemented on CUDA; got dropout_p = ", args.dropout_p, "; pass 0.0");
   problem.scale = static_cast<float>(scale_of(args));
   problem.is_causal = args.is_causal;
   problem.bottom_right = args.bottom_right;
+  problem.window_left = window_of(args.window_left);
+  problem.window_right = window_of(args.window_right);
+  problem.has_sinks = args.has(args.sinks);
+}
+
+// The relative bias as fp32, which the kernels read along diagonals: it is short.
+Tensor readable_bias(const ForwardArgs& args, at::Tensor& storage) {
+  storage = args.relative_bias->to(at::kFloat);
+  return describe_input(storage.unsqueeze(1));
+}
+
+// The sums over distances, from what bwd_dbias wrote: see Plan.
+at::Tensor relative_bias_gradient(const Plan& plan, const at::Tensor& dbias, int64_t length) {
+  const at::Tensor sums = dbias.sum(0);
+  const at::Tensor moved = at::constant_pad_nd(sums.select(1, 0), {plan.dbias_block, 0})
+                               .add_(at::constant_pad_nd(sums.select(1, 1), {0, plan.dbias_block}));
+  return moved.narrow(1, plan.dbias_offset, length);
 }
 
 ForwardResult fwd_cuda(const ForwardArgs& args) {
@@ -100,23 +122,26 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
   const c10::DeviceGuard guard(args.q.device());
   ForwardResult result = empty_forward(args, Memory::cuda_allocator);
   const auto& [out, lse, row_stats, rng_state] = result;
+  draw_rng_state(args, rng_state);
   if (has_no_scores(args)) {
-    fill_without_keys(result);
+    fill_without_keys(args, result);
     return result;
   }
 
-  at::Tensor q, k, v, mask;  // copies, where needed
+  at::Tensor q, k, v, mask, bias, sinks;  // copies, where needed
   Problem problem;
   problem.q = readable(args.q, q);
   problem.k = readable(args.k, k);
   problem.v = readable(args.v, v);
   problem.out = describe_output(out);
   if (args.has_mask()) problem.mask = readable_mask(args, mask);
+  if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
   set_options(problem, args);
 
   Plan plan = make_plan(problem, args.q.device().index());
   plan.args.set(Arg::lse, lse.mutable_data_ptr());
-  if (args.has_mask()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
+  if (args.uses_row_stats()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
+  if (problem.has_sinks) plan.args.set(Arg::sinks, dense(args.sinks->to(at::kFloat), sinks));
   launch_on_current_stream(plan, args.q.device());
   return result;
 }
@@ -131,8 +156,9 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
   auto& [dq, dk, dv, dmask, dsinks, drelative_bias] = result;
   if (has_no_scores(args)) {
     for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask, &dsinks, &drelative_bias}) gradient->zero_();
+    if (args.needs_dsinks() && args.has_grad_lse()) dsinks.copy_(sinks_gradient(args, args.grad_lse->neg()));
   } else {
-    at::Tensor q, k, v, mask, out, grad_out, lse, row_stats, grad_lse, scratch;
+    at::Tensor q, k, v, mask, bias, out, grad_out, lse, row_stats, grad_lse, scratch;
     Problem problem;
     problem.backward = true;
     problem.q = readable(args.q, q);
@@ -141,11 +167,14 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.out = readable(args.out, out);
     problem.dout = readable(args.grad_out, grad_out);
     if (args.has_mask()) problem.mask = readable_mask(args, mask);
+    if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
     if (wider.output_mask[kQ]) problem.dq = describe_output(dq);
     if (wider.output_mask[kK]) problem.dk = describe_output(dk);
     if (wider.output_mask[kV]) problem.dv = describe_output(dv);
     problem.has_dlse = args.has_grad_lse();
-    const bool is_constant = args.needs_dmask() && is_constant_along_keys(*args.attn_mask);
+    problem.needs_delta = args.needs_dsinks();
+    problem.needs_drelative_bias = args.needs_drelative_bias();
+    const bool is_constant = args.needs_dmask() && dmask_needs_no_scores(args);
     problem.needs_dmask = args.needs_dmask() && !is_constant;
     set_options(problem, args);
 
@@ -154,18 +183,25 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     const at::Tensor delta = at::empty({plan.delta_elements}, fp32);
     plan.args.set(Arg::delta, delta.mutable_data_ptr());
     plan.args.set(Arg::lse, dense(args.lse, lse));
-    if (args.has_mask()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
+    if (args.uses_row_stats()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
     if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(grad_lse_of_seen_rows(args), grad_lse));
     if (problem.needs_dmask) {
       scratch = at::empty({plan.dmask_splits, dmask.numel()}, fp32);
       plan.args.set(Arg::dmask, scratch.mutable_data_ptr());
     }
+    at::Tensor dbias;
+    if (problem.needs_drelative_bias) {
+      dbias = at::empty(plan.dbias_size, fp32);
+      plan.args.set(Arg::dbias, dbias.mutable_data_ptr());
+    }
     launch_on_current_stream(plan, args.q.device());
-    if (is_constant) fill_dmask_constant_along_keys(args, dmask);
+    if (is_constant) fill_dmask_without_scores(args, dmask);
     if (problem.needs_dmask) dmask.copy_(scratch.sum(0).view(dmask.sizes()));
+    if (args.needs_dsinks()) dsinks.copy_(sinks_gradient(args, delta.view(args.lse.sizes())));
+    if (problem.needs_drelative_bias) drelative_bias.copy_(relative_bias_gradient(plan, dbias, drelative_bias.size(1)));
   }
-  if (!args.output_mask[1]) dk = at::empty({0}, args.k.options());
-  if (!args.output_mask[2]) dv = at::empty({0}, args.v.options());
+  if (!args.output_mask[kK]) dk = at::empty({0}, args.k.options());
+  if (!args.output_mask[kV]) dv = at::empty({0}, args.v.options());
   return result;
 }
 
@@ -187,12 +223,17 @@ Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
     problem.mask = describe(*args.attn_mask, nullptr);
     problem.mask.dtype = served_mask_dtype(problem.q.dtype, problem.mask.dtype);
   }
+  if (args.has(args.relative_bias)) {
+    problem.relative_bias = describe(args.relative_bias->unsqueeze(1), nullptr);
+    problem.relative_bias.dtype = DType::f32;
+  }
   if (needs[kQ]) problem.dq = problem.q;
   if (needs[kK] || needs[kV]) {
     problem.dk = problem.k;
     problem.dv = problem.v;
   }
-  problem.needs_dmask = needs[kMask] && !is_constant_along_keys(*args.attn_mask);
+  problem.needs_drelative_bias = needs[kRelativeBias];
+  problem.needs_dmask = needs[kMask] && !dmask_needs_no_scores(args);
   set_options(problem, args);
   return problem;
 }

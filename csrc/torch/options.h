@@ -21,6 +21,8 @@ struct Options {
   // An undefined tensor, which C++ callers may pass, is none.
   static bool has(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
   bool has_mask() const { return has(attn_mask); }
+  // With something added to the scores one LSE number is too little for the backward (docs/semantics.md).
+  bool uses_row_stats() const { return has_mask() || has(relative_bias); }
 };
 
 // function(every option...), in order; `options` may be const.

@@ -53,8 +53,9 @@ ForwardResult empty_forward(const ForwardArgs& args, Memory memory) {
   const auto fp32 = args.q.options().dtype(at::kFloat);
   return {empty_in_layout_of(args.q, args.v.sym_size(3), memory),
           empty_contiguous({size[0], size[1], size[2]}, fp32, memory),
-          args.has_mask() ? empty_contiguous({2, size[0], size[1], size[2]}, fp32, memory) : empty_vector(fp32, memory),
-          empty_vector(args.q.options().dtype(at::kLong), memory)};
+          args.uses_row_stats() ? empty_contiguous({2, size[0], size[1], size[2]}, fp32, memory)
+                                : empty_vector(fp32, memory),
+          empty_contiguous({args.dropout_p > 0.0 ? 2 : 0}, args.q.options().dtype(at::kLong), memory)};
 }
 
 BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
@@ -76,13 +77,21 @@ BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
 
 bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }
 
-void fill_without_keys(const ForwardResult& result) {
+void draw_rng_state(const ForwardArgs& args, const at::Tensor& rng_state) {
+  if (args.dropout_p > 0.0) rng_state.random_();
+}
+
+void fill_without_keys(const ForwardArgs& args, const ForwardResult& result) {
   const auto& [out, lse, row_stats, rng_state] = result;
   out.zero_();
-  lse.fill_(-kInf);
+  if (Options::has(args.sinks)) {
+    lse.copy_(args.sinks->unsqueeze(1));
+  } else {
+    lse.fill_(-kInf);
+  }
   if (row_stats.numel() == 0) return;
-  row_stats.select(0, 0).fill_(-kInf);
-  row_stats.select(0, 1).zero_();
+  row_stats.select(0, 0).copy_(lse);
+  row_stats.select(0, 1).copy_(lse.ne(-kInf));
 }
 
 }  // namespace flashtri::op

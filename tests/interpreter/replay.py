@@ -45,26 +45,38 @@ def _forward(problem, tensors):
     _run(_C.plan(**problem), tensors)
 
 
-def _backward(problem, tensors, needs_dmask, has_dlse):
+def _backward(problem, tensors, **needs):
     gradients = {name: _describe(tensors[name]) for name in ("dout", "dq", "dk", "dv")}
-    plan = _C.plan(**problem, backward=True, needs_dmask=needs_dmask, has_dlse=has_dlse, **gradients)
-    tensors["delta"] = torch.full((plan["scratch"]["delta"],), math.nan)
-    tensors["dmask"] = torch.full((plan["scratch"]["dmask"],), math.nan)
+    plan = _C.plan(**problem, backward=True, **needs, **gradients)
+    scratch = plan["scratch"]
+    for name in ("delta", "dmask"):
+        tensors[name] = torch.full((scratch[name],), math.nan)
+    tensors["dbias"] = torch.full(scratch["dbias"], math.nan)
     _run(plan, tensors)
-    return plan["scratch"]["dmask_splits"]
+    return scratch
+
+
+def _diagonal_sums(dbias, scratch, length):
+    """The relative bias' gradient from what bwd_dbias wrote, as csrc/core/plan.h says."""
+    sums, block = dbias.sum(0), scratch["dbias_block"]
+    pad = torch.nn.functional.pad
+    moved = pad(sums[:, 0], (block, 0)) + pad(sums[:, 1], (0, block))
+    return moved[:, scratch["dbias_offset"] :][:, :length]
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, mask, arch, options) -> (out, lse), every value of which a planned kernel has written over NaN."""
+    """(q, k, v, mask, sinks, relative_bias, arch, options) -> (out, lse), written by planned kernels over NaN."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, arch, options):
-        rows, ctx.mask_dtype = q.shape[:3], None if mask is None else mask.dtype
+    def forward(ctx, q, k, v, mask, sinks, relative_bias, arch, options):
+        rows = q.shape[:3]
+        ctx.dtypes = [None if t is None else t.dtype for t in (mask, sinks, relative_bias)]
         tensors = {
             "q": q,
             "k": k,
             "v": v,
             "mask": torch.zeros(1) if mask is None else mask,
+            "sinks": torch.zeros(1) if sinks is None else sinks.float(),
             "out": torch.full((*rows, v.shape[-1]), math.nan, dtype=q.dtype),
             "lse": torch.full(rows, math.nan),
             "row_stats": torch.full((2, *rows), math.nan),
@@ -72,34 +84,49 @@ class Attention(torch.autograd.Function):
         problem = {name: _describe(tensors[name]) for name in ("q", "k", "v", "out")}
         # Gluon has no interpreter: what is replayed is the general kernel, which serves where TMA cannot.
         problem |= {"dtype": DTYPE_NAMES[q.dtype], "arch": arch, "has_tensor_maps": False, **options}
+        problem["has_sinks"] = sinks is not None
         if mask is not None:
             if {q.dtype, mask.dtype} == {torch.float16, torch.bfloat16}:
                 mask = tensors["mask"] = mask.float()  # as the op does before it plans
             # Fewer dimensions than four are the last ones.
             problem |= {"mask": _describe(mask[(None,) * (4 - mask.dim())]), "mask_dtype": DTYPE_NAMES[mask.dtype]}
+        if relative_bias is not None:
+            bias = relative_bias.float().contiguous()
+            problem["relative_bias"] = _describe(bias[None, :, None])
+            # The planner's pointer: the bias of row 0 and key 0, from which later rows go back.
+            tensors["mask"] = bias.flatten()[q.shape[2] - 1 :]
         _forward(problem, tensors)
-        ctx.problem, ctx.tensors, ctx.mask = problem, tensors, mask
+        ctx.problem, ctx.tensors, ctx.mask, ctx.bias = problem, tensors, mask, relative_bias
         ctx.set_materialize_grads(False)
         return tensors["out"], tensors["lse"]
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        tensors, mask = ctx.tensors, ctx.mask
+        tensors = ctx.tensors
         tensors |= {"dout": dout, "dlse": torch.zeros(1) if dlse is None else dlse}
         tensors |= {f"d{name}": torch.full(tensors[name].shape, math.nan, dtype=dout.dtype) for name in "qkv"}
-        needs_dmask = ctx.needs_input_grad[3]
-        splits = _backward(ctx.problem, tensors, needs_dmask, dlse is not None)
-        dmask = tensors["dmask"].view(splits, *mask.shape).sum(0).to(ctx.mask_dtype) if needs_dmask else None
-        return tensors["dq"], tensors["dk"], tensors["dv"], dmask, None, None
+        needs_dmask, needs_dsinks, needs_dbias = ctx.needs_input_grad[3:6]
+        scratch = _backward(
+            ctx.problem, tensors, needs_dmask=needs_dmask, needs_drelative_bias=needs_dbias, has_dlse=dlse is not None
+        )
+        dmask = dsinks = dbias = None
+        if needs_dmask:
+            dmask = tensors["dmask"].view(scratch["dmask_splits"], *ctx.mask.shape).sum(0).to(ctx.dtypes[0])
+        if needs_dsinks:
+            share = (tensors["sinks"][:, None] - tensors["lse"]).exp()
+            dsinks = -(share * tensors["delta"].view(share.shape)).sum((0, 2)).to(ctx.dtypes[1])
+        if needs_dbias:
+            dbias = _diagonal_sums(tensors["dbias"], scratch, ctx.bias.shape[1]).to(ctx.dtypes[2])
+        return tensors["dq"], tensors["dk"], tensors["dv"], dmask, dsinks, dbias, None, None
 
 
 def attention_function(arch):
     """A function for reference.run that launches what the planner plans for `arch`."""
 
-    def attention(q, k, v, mask, is_causal, scale, bottom_right):
-        options = {"is_causal": is_causal, "bottom_right": bottom_right}
+    def attention(q, k, v, mask, is_causal, scale, bottom_right, sinks=None, relative_bias=None, **options):
+        options |= {"is_causal": is_causal, "bottom_right": bottom_right}
         if scale is not None:
             options["scale"] = scale
-        return Attention.apply(q, k, v, mask, arch, options)
+        return Attention.apply(q, k, v, mask, sinks, relative_bias, arch, options)
 
     return attention

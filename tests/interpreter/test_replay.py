@@ -44,6 +44,23 @@ def _masks_gradient():
         yield Problem(batch=3, heads_q=2, heads_k=2, seqlen_q=70, seqlen_k=67, head_dim=16, mask="f32", mask_axes=axes)
 
 
+def _windows_sinks_and_biases():
+    # Four heads, as a sink's gradient is one number a head: the norm of fewer is a matter of luck.
+    small = {"heads_q": 4, "heads_k": 2, "head_dim": 24}
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, window=(20, 7), causal="bottom_right_window")
+    yield Problem(
+        **small, seqlen_q=130, seqlen_k=65, window=(10, None), causal="top_left", mask="f32", mask_axes="b11k"
+    )
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, sinks="f32")
+    yield Problem(
+        **small, seqlen_q=130, seqlen_k=65, sinks="f16", causal="bottom_right", window=(16, 0), has_dlse=False
+    )
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, sinks="f32", mask="f32", mask_axes="b1qk", mask_values="dead")
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, bias="f32")
+    yield Problem(**small, seqlen_q=130, seqlen_k=65, bias="f16", bias_heads=1, causal="top_left", sinks="f32")
+    yield Problem(batch=1, heads_q=1, heads_k=1, seqlen_q=33, seqlen_k=70, head_dim=200, bias="f32", window=(9, 9))
+
+
 def _layouts():
     for layout in ("bshd", "sliced"):
         yield Problem(layout=layout, seqlen_q=66, seqlen_k=131, head_dim=40, mask="f16", causal="top_left")
@@ -51,7 +68,13 @@ def _layouts():
 
 
 # The tiles differ between architectures: each has its turn.
-CASES = list(zip([*_features(), *_masks_gradient(), *_layouts()], itertools.cycle(ARCHS), strict=False))
+CASES = list(
+    zip(
+        [*_features(), *_masks_gradient(), *_windows_sinks_and_biases(), *_layouts()],
+        itertools.cycle(ARCHS),
+        strict=False,
+    )
+)
 
 
 @pytest.mark.parametrize(("problem", "arch"), CASES, ids=str)
