@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from . import hopper, tiles, tune
+from . import decode, hopper, tiles, tune
 
 ARCHS = (80, 86, 89, 90, 100, 103, 120)
 DTYPES = ("f16", "bf16")
@@ -13,7 +13,7 @@ MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
 # head_dim is padded up to one of these; Triton's tiles are powers of two.
 BLOCK_DS = (32, 64, 128, 256)
 
-FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *hopper.FUNCTIONS)
+FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *decode.FUNCTIONS, *hopper.FUNCTIONS)
 
 # (functions, masks, block_ds, reason): a combination that is not compiled.
 EXCLUSIONS = (
@@ -27,6 +27,14 @@ EXCLUSIONS = (
         "the op reads a relative bias, a short row, as fp32",
     ),
     (("bwd_dbias",), ("f32",), (32,), "few need it: 64 columns do as well"),
+    (
+        decode.FUNCTIONS,
+        ("boolean", "f16", "bf16", "f32"),
+        BLOCK_DS,
+        "the general kernels serve few queries with a mask",
+    ),
+    (("fwd_decode", "fwd_paged"), ("none",), (32,), "as for the 64-wide tile of bwd_delta"),
+    (("fwd_combine",), ("none",), (32, 64, 128), "as for the 64-wide tile of bwd_delta: it moves little"),
     (hopper.FUNCTIONS, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "a mask would need a TMA descriptor of its own"),
     (hopper.FUNCTIONS, ("none",), (32,), "a row of 64 elements is what TMA's widest swizzle takes"),
 )
@@ -46,7 +54,8 @@ class Variant:
     @property
     def name(self) -> str:
         mask = "" if self.mask == "none" else f"_mask_{self.mask}"
-        rows = f"_m{self.tile.block_m}" if self.function in hopper.FUNCTIONS else ""
+        several = self.function in (*hopper.FUNCTIONS, *decode.FUNCTIONS)
+        rows = f"_m{self.tile.block_m}" if several else ""
         name = f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}_sm{self.arch}"
         return f"{name}_{tune.label(self.tile)}" if self.is_candidate else name
 
@@ -58,6 +67,8 @@ def is_excluded(function: str, mask: str, block_d: int) -> bool:
 def tiles_of(function: str, block_d: int, mask: str, arch: int) -> tuple[tiles.Tile, ...]:
     if function in hopper.FUNCTIONS:
         return hopper.TILES[function][block_d]
+    if function in decode.FUNCTIONS:
+        return decode.tiles_of(function, block_d, arch)
     return (tiles.tile(function, block_d, mask, arch),)
 
 
@@ -74,7 +85,8 @@ def variants(archs=ARCHS) -> list[Variant]:
         if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in hopper.FUNCTIONS)
         for tile in tiles_of(function, block_d, mask, arch)
     ]
-    tuned = [v for v in table if v.function not in hopper.FUNCTIONS and tune.is_wanted(v.name)]
+    apart = (*hopper.FUNCTIONS, *decode.FUNCTIONS)
+    tuned = [v for v in table if v.function not in apart and tune.is_wanted(v.name)]
     others = [dataclasses.replace(v, tile=tile, is_candidate=True) for v in tuned for tile in tune.neighbours(v.tile)]
     return table + others
 

@@ -1,6 +1,7 @@
 """Measures flashtri beside its peers, in one run: `python -m benchmarks [NAME ...]`.
 
 speed       forward and backward TFLOP/s, steady state, with and without masks
+decode      few queries over many keys: GB/s of keys and values
 host_time   host time of a forward call in inference mode
 first_call  the first forward and backward of a fresh process
 size        bytes of the wheel, its libraries and cubins
@@ -19,7 +20,7 @@ import torch
 
 from . import cases, report
 
-DEFAULT = ["size", "first_call", "host_time", "speed"]
+DEFAULT = ["size", "first_call", "host_time", "speed", "decode"]
 
 
 def arguments() -> argparse.Namespace:

@@ -55,8 +55,9 @@ def inputs(problem: Problem, device: str, requires_grad: bool = False) -> Inputs
     def tensor(*size: int, dtype: str = problem.dtype) -> Tensor:
         return torch.randn(size, generator=draw, device=device, dtype=DTYPES[dtype])
 
-    sizes = problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim
-    q, k, v, dout = (tensor(*sizes) for _ in range(4))
+    sizes_q = problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim
+    sizes_k = problem.batch, problem.heads_k, problem.seqlen_k, problem.head_dim
+    q, k, v, dout = (tensor(*sizes) for sizes in (sizes_q, sizes_k, sizes_k, sizes_q))
     mask = None
     if problem.mask:
         lengths = {"b": problem.batch, "h": problem.heads_q, "q": problem.seqlen_q, "k": problem.seqlen_k, "1": 1}
@@ -95,8 +96,24 @@ MASKED = [
     *(case(4, 16, 4096, 128, mask, causal=True) for mask in (KEYS, MATRIX)),
 ]
 SPEED = [*LARGE, *SHORT, *MASKED]
+
+
+def decoding(batch: int, heads_k: int, seqlen_q: int, seqlen_k: int) -> Problem:
+    """32 query heads of 128, as in models of 7 to 8 billion parameters."""
+    sizes = {"heads_q": 32, "heads_k": heads_k, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": 128}
+    return Problem(batch, **sizes, dtype="bf16", has_dlse=False)
+
+
+DECODE = [
+    decoding(16, 8, 1, 8192),
+    decoding(1, 8, 1, 131072),
+    decoding(16, 32, 1, 8192),
+    decoding(16, 8, 16, 8192),
+    decoding(64, 8, 1, 2048),
+]
 FIRST_CALL = [case(4, 16, 2048, 128, causal=True), case(4, 16, 2048, 64, KEYS)]
 # Small enough that the device is always waiting for the host.
 HOST_TIME = [case(1, 8, 128, 64), case(1, 8, 128, 64, KEYS)]
 
 SMOKE = [case(2, 2, 48, 32, mask, causal) for mask, causal in ((None, False), (KEYS, True), (BIAS, False))]
+SMOKE_DECODE = [Problem(2, 4, 2, 1, 96, 32, dtype="bf16", has_dlse=False)]

@@ -53,7 +53,13 @@ def call_flashtri_attention(inputs: Inputs) -> Tensor:
 
 def call_sdpa(inputs: Inputs) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(
-        inputs.q, inputs.k, inputs.v, inputs.mask, 0.0, inputs.is_causal
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        inputs.mask,
+        0.0,
+        inputs.is_causal,
+        enable_gqa=inputs.q.shape[1] != inputs.k.shape[1],
     )
 
 

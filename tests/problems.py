@@ -25,10 +25,12 @@ class Inputs:
     is_causal: bool
     scale: float | None
     bottom_right: bool
-    dout: Tensor  # [B, Hq, Sq, Dv], dtype of q
+    dout: Tensor | None  # [B, Hq, Sq, Dv], dtype of q; None: the forward alone
     dlse: Tensor | None  # [B, Hq, Sq], fp32
     # What the op takes by keyword, by its names there, where it is not the default.
     options: dict = dataclasses.field(default_factory=dict)
+    # Where sequences have lengths of their own: each as a problem without those, for the reference.
+    parts: tuple["Inputs", ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Problem:
     bias_heads: int | None = None  # None: heads_q
     softcap: float = 0.0
     dropout: float = 0.0
+    # How many keys of each sequence exist (seqused_k), the forward alone; what lies past them is NaN.
+    used: tuple[int, ...] | None = None
+    page_size: int | None = None  # keys a page: k and v in pages, in random order
 
     def __str__(self) -> str:
         def pair(letter, a, b):
@@ -87,6 +92,8 @@ class Problem:
         parts += [f"bias_{self.bias}" + (f"_H{self.bias_heads}" if self.bias_heads else "")] if self.bias else []
         parts += [f"softcap{self.softcap:g}"] if self.softcap else []
         parts += [f"dropout{self.dropout:g}"] if self.dropout else []
+        parts += [f"used{'_'.join(map(str, self.used))}"] if self.used else []
+        parts += [f"pages{self.page_size}"] if self.page_size else []
         return "-".join(parts)
 
     def inputs(self, device: str | torch.device = "cpu") -> Inputs:
@@ -101,7 +108,7 @@ class Problem:
                 return torch.randn(small, generator=draw).to(device, dtype).expand(size)
             return in_layout(torch.randn(size, generator=draw).to(device, dtype), self.layout)
 
-        return Inputs(
+        inputs = Inputs(
             q=tensor(self.heads_q, self.seqlen_q, self.head_dim, 0),
             k=tensor(self.heads_k, self.seqlen_k, self.head_dim, 1),
             v=tensor(self.heads_k, self.seqlen_k, dim_v, 1),
@@ -113,6 +120,38 @@ class Problem:
             dlse=self._dlse(draw, device),
             options=self._options(draw, device),
         )
+        return self._with_lengths(inputs, draw) if self.used or self.page_size else inputs
+
+    def _with_lengths(self, dense: Inputs, draw: torch.Generator) -> Inputs:
+        used = self.used or (self.seqlen_k,) * self.batch
+        k, v, options, parts = dense.k, dense.v, {}, []
+        for i, keys in enumerate(used):
+            part = {"q": dense.q[i : i + 1], "k": k[i : i + 1, :, :keys].clone(), "v": v[i : i + 1, :, :keys].clone()}
+            parts.append(dataclasses.replace(dense, **part, dout=None, dlse=None))
+            k[i, :, keys:], v[i, :, keys:] = math.nan, math.nan
+        if self.used:
+            options["seqused_k"] = torch.tensor(used, dtype=torch.int32, device=k.device)
+        if self.page_size:
+            # Pages that no sequence needs are NaN, as is one more; what a table does not need names that one.
+            pages = -(-self.seqlen_k // self.page_size)
+            order = torch.randperm(self.batch * pages + 1, generator=draw)
+            tables = order[:-1].view(self.batch, pages).clone()
+            k, v = (self._paged(t, order) for t in (k, v))
+            for i, keys in enumerate(used):
+                tables[i, -(-keys // self.page_size) :] = order[-1]
+            options["block_table"] = tables.to(k.device, torch.int32)
+        return dataclasses.replace(dense, k=k, v=v, dout=None, dlse=None, options=options, parts=tuple(parts))
+
+    def _paged(self, dense: Tensor, order: Tensor) -> Tensor:
+        """[num_blocks, Hk, page_size, *], page order[i] being the i-th of the dense tensor, the last one NaN."""
+        batch, heads, keys, dim = dense.shape
+        pages = -(-keys // self.page_size)
+        whole = dense.new_full((batch, heads, pages * self.page_size, dim), math.nan)
+        whole[:, :, :keys] = dense
+        whole = whole.unflatten(2, (pages, self.page_size)).transpose(1, 2).flatten(0, 1)
+        paged = whole.new_full((order.numel(), *whole.shape[1:]), math.nan)
+        paged[order[:-1].to(dense.device)] = whole
+        return in_layout(paged, self.layout)
 
     @property
     def bottom_right(self) -> bool:
@@ -303,6 +342,26 @@ def _softcaps_and_dropout():
         yield Problem(**sizes, sinks="f16", bias="f32", softcap=3.0)
 
 
+def _decoding():
+    """Few queries over many keys, alone and with what the op composes it with."""
+    for i, (seqlen_q, group) in enumerate(((1, 1), (1, 4), (1, 16), (3, 5), (16, 4), (17, 4), (40, 8), (64, 1))):
+        dtype, causal = ("f16", "bf16")[i % 2], (None, "bottom_right", "top_left")[i % 3]
+        sizes = {"heads_q": 2 * group, "heads_k": 2, "seqlen_q": seqlen_q, "head_dim": (64, 128, 40)[i % 3]}
+        yield Problem(**sizes, seqlen_k=700, dtype=dtype, causal=causal, layout=("dense", "bshd", "sliced")[i % 3])
+    yield Problem(batch=1, heads_q=4, heads_k=1, seqlen_q=1, seqlen_k=5000, dtype="bf16", head_dim=256, head_dim_v=72)
+
+
+def _lengths_of_keys():
+    cases = itertools.product((None, 16, 48, 256), (None, "top_left", "bottom_right"), (1, 5, 70))
+    for i, (page_size, causal, seqlen_q) in enumerate(cases):
+        yield Problem(
+            batch=4, heads_k=(4, 1)[i % 2], seqlen_q=seqlen_q, seqlen_k=300, dtype=("f16", "bf16")[i % 2],
+            head_dim=(64, 128, 40, 136)[i % 4], head_dim_v=(None, 72)[i % 2], causal=causal, has_dlse=False,
+            used=(300, 0, 1, 257), page_size=page_size, layout=("dense", "bshd", "sliced")[i % 3],
+        )  # fmt: skip
+    yield Problem(seqlen_q=1, seqlen_k=192, has_dlse=False, page_size=64)
+
+
 PROBLEMS = list(
     dict.fromkeys(
         [
@@ -317,6 +376,9 @@ PROBLEMS = list(
             *_sinks(),
             *_relative_biases(),
             *_softcaps_and_dropout(),
+            *_decoding(),
         ]
     )
 )
+# The forward alone: neither has a gradient.
+FORWARD_PROBLEMS = list(_lengths_of_keys())

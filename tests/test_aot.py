@@ -12,7 +12,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from aot import arguments, build, cubin, embed, hopper, limits, variants
+from aot import arguments, build, cubin, decode, embed, hopper, limits, variants
 from aot.compiler import compile_kernel, compile_unchecked, constexprs, kernel_of, run_time_params
 from aot.tiles import MAX_SPILL_BYTES, SHARED_MEMORY, Tile
 
@@ -133,7 +133,7 @@ def test_an_architecture_that_is_not_in_the_table_is_refused():
 def test_the_table_has_one_kernel_for_each_combination():
     table = variants.variants()
     names = [variant.name for variant in table]
-    assert len(names) == len(set(names)) == 124 * len(variants.ARCHS) + 8
+    assert len(names) == len(set(names)) == 144 * len(variants.ARCHS) + 8
     for functions, masks, block_ds, reason in variants.EXCLUSIONS:
         assert reason and set(functions) <= set(variants.FUNCTIONS) and set(masks) <= set(variants.MASKS)
         assert set(block_ds) <= set(variants.BLOCK_DS)
@@ -142,6 +142,8 @@ def test_the_table_has_one_kernel_for_each_combination():
 def test_no_tile_falls_back_to_mma_sync():
     """wgmma and tcgen05 multiply at least 64 rows at a time; Triton takes mma.sync for fewer, and says nothing."""
     for variant in variants.variants((90, 100, 103)):
+        if variant.function in decode.FUNCTIONS:
+            continue  # bound by memory: few rows are what they are for
         rows = variant.tile.block_n if variant.function == "bwd_dkdv" else variant.tile.block_m
         assert rows >= 64, variant.name
 

@@ -158,8 +158,7 @@ def test_dropout(dropout_p, device):
 
 NOT_IMPLEMENTED = {
     "cu_seqlens_q": torch.zeros(3, dtype=torch.int32), "cu_seqlens_k": torch.zeros(3, dtype=torch.int32),
-    "max_seqlen_q": 16, "max_seqlen_k": 24, "seqused_k": torch.zeros(2, dtype=torch.int32),
-    "block_table": torch.zeros(2, 1, dtype=torch.int32),
+    "max_seqlen_q": 16, "max_seqlen_k": 24,
 }  # fmt: skip
 
 
@@ -167,6 +166,58 @@ NOT_IMPLEMENTED = {
 def test_not_implemented(name, device):
     with pytest.raises(NotImplementedError, match=rf"{name} is not implemented; got {name} = .*; pass (None|0\.0)"):
         flashtri.attention(*tensors(device), **{name: NOT_IMPLEMENTED[name]})
+
+
+def used(*lengths, dtype=torch.int32):
+    return torch.tensor(lengths, dtype=dtype)
+
+
+# Keywords, then the exception and what its message must say. k and v have 24 keys, or 3 pages of 16.
+BAD_LENGTHS = {
+    "seqused_k is int64": ({"seqused_k": used(1, 2, dtype=torch.int64)}, ValueError, r"must be int32; got Long; cast"),
+    "seqused_k has two dimensions": (
+        {"seqused_k": used(1, 2)[:, None]},
+        ValueError,
+        r"must be \[batch\]; got .*\[2, 1\]",
+    ),
+    "seqused_k is of another batch": (
+        {"seqused_k": used(1, 2, 3)},
+        ValueError,
+        r"each of the 2 sequences .*got sizes \[3\]",
+    ),
+    "block_table is of another batch": (
+        {"block_table": torch.zeros(1, 1, dtype=torch.int32)},
+        ValueError,
+        r"block_table must have a row for each of the 2 sequences",
+    ),
+    "pages of 24 keys": (
+        {"block_table": torch.zeros(2, 1, dtype=torch.int32)},
+        ValueError,
+        r"page_size that is a multiple of 16; got k \[2, 2, 24, 32\]",
+    ),
+    "seqused_k beside a mask": (
+        {"seqused_k": used(1, 2), "attn_mask": torch.zeros(24)},
+        NotImplementedError,
+        r"attn_mask together with seqused_k is not implemented.*set the mask to False",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LENGTHS)
+def test_lengths(case, device):
+    keywords, error, message = BAD_LENGTHS[case]
+    with pytest.raises(error, match=message):
+        flashtri.attention(*tensors(device), **{name: value.to(device) for name, value in keywords.items()})
+
+
+@pytest.mark.parametrize("name", ["seqused_k", "block_table"])
+def test_lengths_have_no_gradient(name, device):
+    q, k, v = tensors(device, k=(4, 2, 16, 32), v=(4, 2, 16, 32), q=(4, 4, 16, 32))
+    lengths = {"seqused_k": used(3, 4, 5, 6), "block_table": torch.zeros(4, 1, dtype=torch.int32)}[name].to(device)
+    with pytest.raises(
+        NotImplementedError, match=f"{name} has no gradient; got an input that requires one; call under"
+    ):
+        flashtri.attention(q.requires_grad_(), k, v, **{name: lengths})
 
 
 @pytest.mark.parametrize("name", ["k", "v", "attn_mask"])

@@ -11,7 +11,11 @@ from .bwd_dkdv import bwd_dkdv
 from .bwd_dmask import bwd_dmask
 from .bwd_dq import bwd_dq
 from .fwd import fwd
+from .fwd_combine import fwd_combine
+from .fwd_decode import fwd_decode
+from .fwd_paged import fwd_paged
 
-FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias)}
+_ALL = (fwd, fwd_decode, fwd_paged, fwd_combine, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias)
+FUNCTIONS = {kernel.__name__: kernel for kernel in _ALL}
 
-__all__ = ["FUNCTIONS", "bwd_dbias", "bwd_delta", "bwd_dkdv", "bwd_dmask", "bwd_dq", "fwd"]
+__all__ = ["FUNCTIONS", *FUNCTIONS]

@@ -4,12 +4,12 @@
 #include <climits>
 #include <cmath>
 
+#include "plan_parts.h"
 #include "select.h"
 
 namespace flashtri {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t volume(const Tensor& t) { return t.size[0] * t.size[1] * t.size[2] * t.size[3]; }
 
 // A dimension of size 1 may carry any stride; it is never stepped along.
@@ -28,9 +28,14 @@ void check(const Problem& p) {
   check_head_dim("q and k", p.q.size[3]);
   check_head_dim("v", p.v.size[3]);
   // Row and column indices, and their sum with the band's offset, are 32-bit in the kernels.
-  if (p.q.size[2] + p.k.size[2] >= INT_MAX - 1024) {
+  if (p.q.size[2] + p.seqlen_k() >= INT_MAX - 1024) {
     throw PlanError("flashtri: seqlen_q + seqlen_k must be below 2^31 - 1024, got " + std::to_string(p.q.size[2]) +
-                        " + " + std::to_string(p.k.size[2]) + "; split the sequence",
+                        " + " + std::to_string(p.seqlen_k()) + "; split the sequence",
+                    false);
+  }
+  if (p.has_pages() && p.k.size[2] % 16 != 0) {
+    throw PlanError("flashtri: pages of k and v must hold a multiple of 16 keys, got " + std::to_string(p.k.size[2]) +
+                        "; choose another page size",
                     false);
   }
   if (!(p.scale >= 0.0f) || std::isinf(p.scale)) {
@@ -99,7 +104,7 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set(Arg::row_stats, nullptr);
   args.set(Arg::dlse, nullptr);
 
-  const int64_t seqlen_q = p.q.size[2], seqlen_k = p.k.size[2];
+  const int64_t seqlen_q = p.q.size[2], seqlen_k = p.seqlen_k();
   args.set_i64(Arg::num_rows, p.q.size[0] * p.q.size[1] * seqlen_q);
   args.set_i32(Arg::batch, p.q.size[0]);
   args.set_i32(Arg::heads_q, p.q.size[1]);
@@ -110,12 +115,21 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set_i32(Arg::head_dim_v, p.v.size[3]);
   args.set_f32(Arg::scale, p.scale);
   args.set_i32(Arg::has_dlse, p.has_dlse);
-  const Band band = p.band();
+  // Where a sequence's own length is known on the device only, the kernel moves a diagonal that ends in its last key.
+  const bool band_follows = p.has_seqused_k && p.bottom_right;
+  const Band band = band_follows ? p.reach() : p.band();
+  args.set_i32(Arg::band_follows, band_follows);
   args.set_i32(Arg::band_lo, band.lo);
   args.set_i32(Arg::band_hi, band.hi);
   args.set(Arg::sinks, nullptr);
   args.set_i32(Arg::has_sinks, p.has_sinks);
+  args.set(Arg::seqused_k, nullptr);
+  args.set_i32(Arg::has_seqused_k, p.has_seqused_k);
+  args.set_i64(Arg::table_stride_b, p.table_stride_b);
+  args.set_i32(Arg::page_size, p.k.size[2]);
 }
+
+}  // namespace
 
 void add(Plan& plan, const Kernel& kernel, int64_t grid) {
   if (grid > INT_MAX) {
@@ -125,6 +139,8 @@ void add(Plan& plan, const Kernel& kernel, int64_t grid) {
   }
   plan.launches[plan.num_launches++] = {&kernel, static_cast<unsigned>(grid)};
 }
+
+namespace {
 
 // How Hopper's forward shares out its tiles (triton_src/hopper/schedule.py); the ways were measured against each other.
 void add_hopper(Plan& plan, const Kernel& kernel, const Problem& p, const Device& device) {
@@ -183,9 +199,12 @@ void add_dbias(Plan& plan, const Problem& p, const Device& device) {
   add(plan, kernel, splits * programs);
 }
 
-// fwd and fwd_hopper are two ways of one step of the op.
+// These are ways of one step of the op.
 bool same_task(Function a, Function b) {
-  const auto task = [](Function f) { return f == Function::fwd_hopper ? Function::fwd : f; };
+  const auto task = [](Function f) {
+    const bool is_forward = f == Function::fwd_hopper || f == Function::fwd_decode || f == Function::fwd_paged;
+    return is_forward ? Function::fwd : f;
+  };
   return task(a) == task(b);
 }
 
@@ -228,6 +247,13 @@ Plan plan(const Problem& problem, const Device& device) {
   const auto query_blocks = [&](const Kernel& kernel) { return ceil_div(p.q.size[2], kernel.block_m) * heads; };
   const auto key_blocks = [&](const Kernel& kernel) { return ceil_div(p.k.size[2], kernel.block_n) * heads_k; };
   if (!p.backward) {
+    const Function few_queries = p.has_pages() ? Function::fwd_paged : Function::fwd_decode;
+    // Nothing else takes lengths of their own, so where those kernels do not serve their reasons are what to say.
+    const bool must_serve = p.has_pages() || p.has_seqused_k;
+    if (const Kernel* decode = must_serve ? &select(few_queries, p, device) : find(few_queries, p, device)) {
+      add_decode(plan, *decode, p, device);
+      return plan;
+    }
     if (const Kernel* hopper = find(Function::fwd_hopper, p, device)) {
       add_hopper(plan, *hopper, p, device);
       return plan;
@@ -268,7 +294,7 @@ std::string explain(const Problem& problem, const Device& device) {
       const std::string reason = refusal(other, as_kernels_see(problem), device);
       text += std::string("  not ") + other.name + ": " +
               (!reason.empty()                    ? reason
-               : other.function != taken.function ? "a kernel of the architecture's own serves"
+               : other.function != taken.function ? "another way serves, which comes first"
                : other.arch != taken.arch         ? "a closer architecture is compiled in"
                : other.block_d == taken.block_d   ? "another tile of the same size of head comes first"
                                                   : "it pads head_dim more") +

@@ -40,11 +40,14 @@ struct Launch {
 };
 
 struct Plan {
-  Arguments args;  // tensors' pointers are set from the problem; scratch, lse and row_stats are the caller's
+  Arguments args;  // tensors' pointers are set from the problem; scratch, lse, row_stats, seqused_k and block_table are
+                   // the caller's
   std::array<Launch, 4> launches{};  // in order
   int num_launches = 0;
 
-  // fp32 elements of scratch the caller allocates and sets as Arg::delta and Arg::dmask before launching.
+  // fp32 elements of scratch the caller allocates and sets as the Arg of the same name before launching.
+  int64_t partial_out_elements = 0;  // of fwd_decode and fwd_paged; both 0 where they write out and lse themselves
+  int64_t partial_lse_elements = 0;
   int64_t delta_elements = 0;
   int64_t dmask_elements = 0;  // splits * the mask's own elements
   int dmask_splits = 0;

@@ -40,6 +40,15 @@ struct Problem {
   Tensor relative_bias;    // [1, Hq or 1, 1, Sq + Sk - 1]; no mask beside it
   bool has_sinks = false;  // fp32 [Hq], set as Arg::sinks by the caller
 
+  // Keys of each sequence that exist are in a tensor on the device (Arg::seqused_k).
+  bool has_seqused_k = false;
+  // k and v are [num_blocks, Hk, page_size, *], and a [B, max_pages] tensor on the device (Arg::block_table) names each
+  // sequence's blocks. 0: no pages.
+  int64_t max_pages = 0;
+  int64_t table_stride_b = 0;
+  bool has_pages() const { return max_pages > 0; }
+  int64_t seqlen_k() const { return has_pages() ? max_pages * k.size[2] : k.size[2]; }  // of a sequence, at most
+
   // Backward only. A gradient whose dtype is `none` is not computed; those of mask and bias are described by
   // `needs_...`.
   bool backward = false;
@@ -49,7 +58,9 @@ struct Problem {
   bool needs_drelative_bias = false;
   bool needs_delta = false;  // for the caller's own use, beside that of the kernels
 
-  Band band() const { return band_of(q.size[2], k.size[2], is_causal, bottom_right, window_left, window_right); }
+  Band band() const { return band_of(q.size[2], seqlen_k(), is_causal, bottom_right, window_left, window_right); }
+  // The same around a diagonal that each sequence has of its own.
+  Band reach() const { return reach_of(q.size[2], seqlen_k(), is_causal, window_left, window_right); }
   bool has_left_edge() const { return band().lo > -q.size[2]; }
 };
 

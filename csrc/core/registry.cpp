@@ -27,6 +27,12 @@ const char* function_name(Function function) {
       return "bwd_dmask";
     case Function::bwd_dbias:
       return "bwd_dbias";
+    case Function::fwd_decode:
+      return "fwd_decode";
+    case Function::fwd_paged:
+      return "fwd_paged";
+    case Function::fwd_combine:
+      return "fwd_combine";
     case Function::fwd_hopper:
       return "fwd_hopper";
   }

@@ -15,18 +15,29 @@ enum class Arg : uint8_t {
   count
 };
 
-enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32, i64, f32, tensor_map };
+enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32_ptr, i32, i64, f32, tensor_map };
 
 struct ArgInfo {
   const char* name;
   ArgType type;
   int divisor;
-  bool is_pointer() const { return type <= ArgType::f32_ptr; }
+  bool is_pointer() const { return type <= ArgType::i32_ptr; }
 };
 const ArgInfo& arg_info(Arg arg);
 
 // The Triton functions in triton_src/, by their own names.
-enum class Function : uint8_t { fwd, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias, fwd_hopper };
+enum class Function : uint8_t {
+  fwd,
+  bwd_delta,
+  bwd_dkdv,
+  bwd_dq,
+  bwd_dmask,
+  bwd_dbias,
+  fwd_decode,
+  fwd_paged,
+  fwd_combine,
+  fwd_hopper
+};
 const char* function_name(Function function);
 
 // What one copy through a TMA descriptor moves.

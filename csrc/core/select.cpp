@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "plan_parts.h"
 #include "tensor_map.h"
 
 namespace flashtri {
@@ -44,11 +45,11 @@ const std::vector<const Kernel*>* runnable(int device_arch) {
 
 int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3], problem.v.size[3]); }
 
-// The delta pass reads neither scores nor mask, so one kernel serves every mask.
-bool uses_mask(Function function) { return function != Function::bwd_delta; }
+// The delta pass reads neither scores nor mask, so one kernel serves every mask; nor does the merge of shares.
+bool uses_mask(Function function) { return function != Function::bwd_delta && function != Function::fwd_combine; }
 
-// Nor does it visit keys.
-bool uses_band(Function function) { return function != Function::bwd_delta; }
+// Nor do they visit keys.
+bool uses_band(Function function) { return uses_mask(function); }
 
 bool takes(const Kernel& kernel, Arg arg) {
   return std::find(kernel.params, kernel.params + kernel.num_params, arg) != kernel.params + kernel.num_params;
@@ -68,7 +69,7 @@ const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Devi
 }
 
 // The rules in the order in which they are asked; `none`: the kernel serves.
-enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, window, sinks, tma };
+enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, lengths, window, sinks, tma };
 
 Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) {
   if (!runs_on(kernel.arch, device.arch)) return Rule::arch;
@@ -76,6 +77,9 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) return Rule::mask;
   if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
+  if (kernel.function != Function::fwd_combine && length_refusal(kernel, problem, device) != nullptr) {
+    return Rule::lengths;
+  }
   if (uses_band(kernel.function) && problem.has_left_edge() && !takes(kernel, Arg::band_lo)) return Rule::window;
   if (problem.has_sinks && !problem.backward && !takes(kernel, Arg::sinks)) return Rule::sinks;
   if (kernel.uses_tensor_maps() && tma_refusal(kernel, problem, device) != nullptr) return Rule::tma;
@@ -119,6 +123,8 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     case Rule::shared_memory:
       return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
              std::to_string(device.shared_memory);
+    case Rule::lengths:
+      return length_refusal(kernel, problem, device);
     case Rule::window:
       return "its band has no left edge, the problem's window_left has one";
     case Rule::sinks:

@@ -58,6 +58,9 @@ Question parse(const py::kwargs& kwargs) {
                                               "has_sinks",
                                               "relative_bias",
                                               "needs_drelative_bias",
+                                              "has_seqused_k",
+                                              "max_pages",
+                                              "table_stride_b",
                                               "arch",
                                               "sm_count",
                                               "shared_memory",
@@ -100,6 +103,9 @@ Question parse(const py::kwargs& kwargs) {
   p.needs_dmask = number("needs_dmask", 0);
   p.needs_drelative_bias = number("needs_drelative_bias", 0);
   p.has_dlse = number("has_dlse", 0);
+  p.has_seqused_k = number("has_seqused_k", 0);
+  p.max_pages = number("max_pages", 0);
+  p.table_stride_b = number("table_stride_b", 0);
   asked.device.arch = number("arch", 90);
   asked.device.sm_count = number("sm_count", 132);
   asked.device.shared_memory = number("shared_memory", 227 * 1024);
@@ -133,7 +139,9 @@ py::dict describe(const Plan& plan) {
   }
   py::dict scratch(py::arg("delta") = plan.delta_elements, py::arg("dmask") = plan.dmask_elements,
                    py::arg("dmask_splits") = plan.dmask_splits, py::arg("dbias") = plan.dbias_size,
-                   py::arg("dbias_block") = plan.dbias_block, py::arg("dbias_offset") = plan.dbias_offset);
+                   py::arg("dbias_block") = plan.dbias_block, py::arg("dbias_offset") = plan.dbias_offset,
+                   py::arg("partial_out") = plan.partial_out_elements,
+                   py::arg("partial_lse") = plan.partial_lse_elements);
   return py::dict(py::arg("launches") = launches, py::arg("args") = args, py::arg("scratch") = scratch);
 }
 
@@ -213,11 +221,12 @@ PYBIND11_MODULE(_C, module) {
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
      has_tensor_maps=True, window_left=-1, window_right=-1, has_sinks=False, relative_bias=None,
-     needs_drelative_bias=False) -> dict
+     needs_drelative_bias=False, has_seqused_k=False, max_pages=0, table_stride_b=0) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
-"scratch": {"delta", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset"}}. Tensors are (shape, strides) pairs of four numbers each, strides in
-elements; the mask has size 1 where it is broadcast. Raises ValueError or NotImplementedError as the op does.)");
+"scratch": {"delta", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse"}}.
+Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
+With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
 
   module.def(
       "explain",

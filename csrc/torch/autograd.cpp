@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "checks.h"
 #include "cuda.h"
 
 namespace flashtri::op {
@@ -221,6 +222,7 @@ ForwardResult fwd_autograd(const ForwardArgs& args) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_fwd(args);
   }
+  check_differentiable(args);
   // A tensor subclass, FakeTensor for one, has no device to ask.
   if (args.q.is_cuda() && !at::isTensorSubclassLike(args.q)) {
     Needs needs;

@@ -45,8 +45,12 @@ void check_sizes(const ForwardArgs& args) {
   check_head_dim("q", q[3]);
   check_head_dim("v", v[3]);
   CHECK_SIZES(q[3].sym_eq(k[3]), "q and k must have the same head_dim; got q ", q, " and k ", k);
-  CHECK_SIZES(q[0].sym_eq(k[0]).sym_and(q[0].sym_eq(v[0])), "q, k and v must have the same batch size; got q ", q,
-              ", k ", k, ", v ", v, "; expand the smaller ones, which costs no copy");
+  if (args.has_pages()) {
+    CHECK_SIZES(k[0].sym_eq(v[0]), "k and v must have the same number of pages; got k ", k, " and v ", v);
+  } else {
+    CHECK_SIZES(q[0].sym_eq(k[0]).sym_and(q[0].sym_eq(v[0])), "q, k and v must have the same batch size; got q ", q,
+                ", k ", k, ", v ", v, "; expand the smaller ones, which costs no copy");
+  }
   CHECK_SIZES(k[1].sym_eq(v[1]), "k and v must have the same number of heads; got k ", k, " and v ", v);
   CHECK_SIZES(k[2].sym_eq(v[2]), "k and v must have the same sequence length; got k ", k, " and v ", v);
   // Equality first: it is what most models have, and it leaves no division by a symbol in an exported program.
@@ -136,8 +140,6 @@ void check_not_implemented(const ForwardArgs& args) {
   CHECK_NO_TENSOR(cu_seqlens_k);
   CHECK_NO_NUMBER(max_seqlen_q);
   CHECK_NO_NUMBER(max_seqlen_k);
-  CHECK_NO_TENSOR(seqused_k);
-  CHECK_NO_TENSOR(block_table);
 }
 
 void check_result(const char* name, const at::Tensor& tensor, const at::Tensor& q, at::ScalarType dtype,
@@ -163,6 +165,7 @@ void check_forward(const ForwardArgs& args) {
   TORCH_CHECK_VALUE(args.dropout_p >= 0.0 && args.dropout_p < 1.0, "dropout_p must be in [0, 1); got ", args.dropout_p,
                     "; pass 0.0 for no dropout");
   check_not_implemented(args);
+  if (args.has_lengths()) check_lengths(args);
   TORCH_CHECK_VALUE(!args.scale.has_value() || (std::isfinite(*args.scale) && *args.scale >= 0.0),
                     "scale must be finite and >= 0; got ", args.scale.value_or(0.0), "; negate q for a negative scale");
   TORCH_CHECK_VALUE(
@@ -179,6 +182,7 @@ void check_forward(const ForwardArgs& args) {
 
 void check_backward(const BackwardArgs& args) {
   check_forward(args);
+  check_differentiable(args);
   const auto q = args.q.sym_sizes();
   const std::array<c10::SymInt, 4> out{q[0], q[1], q[2], args.v.sym_size(3)};
   const std::array<c10::SymInt, 4> stats{2, q[0], q[1], q[2]};

@@ -14,6 +14,11 @@ void check_backward(const BackwardArgs& args);
 
 // A side of the window as the core takes it. Of concrete sizes: not for the Meta implementation.
 int64_t window_of(const OptionalSymInt& window);
+// That an input which requires a gradient can get one.
+void check_differentiable(const ForwardArgs& args);
+
+// Of seqused_k and block_table; part of check_forward.
+void check_lengths(const ForwardArgs& args);
 
 // scale, or 1 / sqrt(head_dim).
 double scale_of(const ForwardArgs& args);

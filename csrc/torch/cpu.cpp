@@ -15,6 +15,7 @@
 #include "cpu_blocks.h"
 #include "lse_gradient.h"
 #include "outputs.h"
+#include "sequences.h"
 
 namespace flashtri::op {
 
@@ -31,6 +32,7 @@ struct PlainOps {
 ForwardResult fwd_cpu(const ForwardArgs& args) {
   check_forward(args);
   const PlainOps guard;
+  if (args.has_lengths()) return forward_by_sequence(args, fwd_cpu);
   ForwardResult result = empty_forward(args);
   auto& [out, lse, row_stats, rng_state] = result;
   draw_rng_state(args, rng_state);

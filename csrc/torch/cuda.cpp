@@ -117,6 +117,30 @@ at::Tensor relative_bias_gradient(const Plan& plan, const at::Tensor& dbias, int
   return moved.narrow(1, plan.dbias_offset, length);
 }
 
+// seqused_k and block_table as the kernels read them: contiguous rows.
+class Lengths {
+ public:
+  explicit Lengths(const ForwardArgs& args) {
+    if (Options::has(args.seqused_k)) seqused_k_ = args.seqused_k->contiguous();
+    if (args.has_pages()) block_table_ = args.block_table->contiguous();
+  }
+
+  void describe(Problem& problem) const {
+    problem.has_seqused_k = seqused_k_.defined();
+    if (!block_table_.defined()) return;
+    problem.max_pages = block_table_.size(1);
+    problem.table_stride_b = block_table_.size(1);
+  }
+
+  void set_pointers(Arguments& args) const {
+    if (seqused_k_.defined()) args.set(Arg::seqused_k, const_cast<void*>(seqused_k_.const_data_ptr()));
+    if (block_table_.defined()) args.set(Arg::block_table, const_cast<void*>(block_table_.const_data_ptr()));
+  }
+
+ private:
+  at::Tensor seqused_k_, block_table_;
+};
+
 ForwardResult fwd_cuda(const ForwardArgs& args) {
   check_forward(args);
   const c10::DeviceGuard guard(args.q.device());
@@ -137,8 +161,18 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
   if (args.has_mask()) problem.mask = readable_mask(args, mask);
   if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
   set_options(problem, args);
+  const Lengths lengths(args);
+  lengths.describe(problem);
 
   Plan plan = make_plan(problem, args.q.device().index());
+  at::Tensor partial;
+  if (plan.partial_out_elements > 0) {
+    partial = at::empty({plan.partial_out_elements + plan.partial_lse_elements}, lse.options());
+    float* data = static_cast<float*>(partial.mutable_data_ptr());
+    plan.args.set(Arg::partial_out, data);
+    plan.args.set(Arg::partial_lse, data + plan.partial_out_elements);
+  }
+  lengths.set_pointers(plan.args);
   plan.args.set(Arg::lse, lse.mutable_data_ptr());
   if (args.uses_row_stats()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
   if (problem.has_sinks) plan.args.set(Arg::sinks, dense(args.sinks->to(at::kFloat), sinks));

@@ -16,8 +16,11 @@ using Needs = std::array<bool, kInputs>;
 
 struct ForwardArgs : Options {
   const at::Tensor& q;  // [B, Hq, Sq, D]
-  const at::Tensor& k;  // [B, Hk, Sk, D]
-  const at::Tensor& v;  // [B, Hk, Sk, Dv]
+  const at::Tensor& k;  // [B, Hk, Sk, D]; with a block_table [num_blocks, Hk, page_size, D]
+  const at::Tensor& v;  // the same, with Dv
+
+  // Keys of a sequence, at most.
+  c10::SymInt seqlen_k() const { return has_pages() ? block_table->sym_size(1) * k.sym_size(2) : k.sym_size(2); }
 
   // By `Input`; undefined where there is none.
   std::array<const at::Tensor*, kInputs> inputs() const {

@@ -23,6 +23,9 @@ struct Options {
   bool has_mask() const { return has(attn_mask); }
   // With something added to the scores one LSE number is too little for the backward (docs/semantics.md).
   bool uses_row_stats() const { return has_mask() || has(relative_bias); }
+  bool has_pages() const { return has(block_table); }
+  // Where sequences of one batch have as many keys as they say.
+  bool has_lengths() const { return has(seqused_k) || has_pages(); }
 };
 
 // function(every option...), in order; `options` may be const.

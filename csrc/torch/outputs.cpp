@@ -75,7 +75,9 @@ BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
           gradient_of_option(args.relative_bias, args.needs_drelative_bias())};
 }
 
-bool has_no_scores(const ForwardArgs& args) { return args.q.numel() == 0 || args.k.size(2) == 0; }
+bool has_no_scores(const ForwardArgs& args) {
+  return args.q.numel() == 0 || args.k.numel() == 0 || args.seqlen_k().guard_int(__FILE__, __LINE__) == 0;
+}
 
 void draw_rng_state(const ForwardArgs& args, const at::Tensor& rng_state) {
   if (args.dropout_p > 0.0) rng_state.random_();

@@ -41,8 +41,13 @@ def attention(
         is_causal: row i sees keys j <= i, as in PyTorch.
         scale: of the scores, finite and >= 0. Default 1 / sqrt(D).
         bottom_right: with is_causal, row i sees keys j <= i + Sk - Sq: the last row sees every key.
+        seqused_k: [B], int32: of each sequence only the first seqused_k keys exist (at most Sk), and with bottom_right
+            the diagonal ends in the last of those. No gradient, and no attn_mask beside it.
+        block_table: [B, max_pages], int32: k and v are [num_blocks, Hk, page_size, D or Dv], page_size a multiple of
+            16, and key j of a sequence is row j % page_size of the block that its entry j // page_size names. Entries
+            past the last key that exists are never read. Sk is max_pages * page_size. As seqused_k otherwise.
         window_left, window_right, softcap, dropout_p, sinks, relative_bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-            max_seqlen_k, seqused_k, block_table: only their defaults for now.
+            max_seqlen_k: only their defaults for now.
         return_lse: also return the logarithm of the sum of exp(scores) of each row.
 
     Returns:

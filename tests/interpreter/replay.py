@@ -32,6 +32,7 @@ def _constexprs(function, kernel):
 
 
 def _run(plan, tensors):
+    """Each planned launch, in order. A pointer that is null on the device is some tensor here, and never read."""
     for launch in plan["launches"]:
         kernel = KERNELS[launch["kernel"]]
         function = getattr(triton_src, kernel["function"])
@@ -42,7 +43,10 @@ def _run(plan, tensors):
 
 
 def _forward(problem, tensors):
-    _run(_C.plan(**problem), tensors)
+    plan = _C.plan(**problem)
+    for name in ("partial_out", "partial_lse"):
+        tensors[name] = torch.full((max(plan["scratch"][name], 1),), math.nan)
+    _run(plan, tensors)
 
 
 def _backward(problem, tensors, **needs):
@@ -65,10 +69,10 @@ def _diagonal_sums(dbias, scratch, length):
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, mask, sinks, relative_bias, arch, options) -> (out, lse), written by planned kernels over NaN."""
+    """(q, k, v, mask, sinks, relative_bias, arch, options, lengths) -> (out, lse), written by planned kernels over NaN."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, sinks, relative_bias, arch, options):
+    def forward(ctx, q, k, v, mask, sinks, relative_bias, arch, options, lengths):
         rows = q.shape[:3]
         ctx.dtypes = [None if t is None else t.dtype for t in (mask, sinks, relative_bias)]
         tensors = {
@@ -80,11 +84,16 @@ class Attention(torch.autograd.Function):
             "out": torch.full((*rows, v.shape[-1]), math.nan, dtype=q.dtype),
             "lse": torch.full(rows, math.nan),
             "row_stats": torch.full((2, *rows), math.nan),
+            "seqused_k": torch.zeros(1, dtype=torch.int32),
+            **lengths,
         }
         problem = {name: _describe(tensors[name]) for name in ("q", "k", "v", "out")}
         # Gluon has no interpreter: what is replayed is the general kernel, which serves where TMA cannot.
         problem |= {"dtype": DTYPE_NAMES[q.dtype], "arch": arch, "has_tensor_maps": False, **options}
         problem["has_sinks"] = sinks is not None
+        problem["has_seqused_k"] = "seqused_k" in lengths
+        if "block_table" in lengths:
+            problem["max_pages"] = problem["table_stride_b"] = lengths["block_table"].shape[1]
         if mask is not None:
             if {q.dtype, mask.dtype} == {torch.float16, torch.bfloat16}:
                 mask = tensors["mask"] = mask.float()  # as the op does before it plans
@@ -117,16 +126,17 @@ class Attention(torch.autograd.Function):
             dsinks = -(share * tensors["delta"].view(share.shape)).sum((0, 2)).to(ctx.dtypes[1])
         if needs_dbias:
             dbias = _diagonal_sums(tensors["dbias"], scratch, ctx.bias.shape[1]).to(ctx.dtypes[2])
-        return tensors["dq"], tensors["dk"], tensors["dv"], dmask, dsinks, dbias, None, None
+        return tensors["dq"], tensors["dk"], tensors["dv"], dmask, dsinks, dbias, None, None, None
 
 
 def attention_function(arch):
     """A function for reference.run that launches what the planner plans for `arch`."""
 
     def attention(q, k, v, mask, is_causal, scale, bottom_right, sinks=None, relative_bias=None, **options):
+        lengths = {name: options.pop(name) for name in ("seqused_k", "block_table") if name in options}
         options |= {"is_causal": is_causal, "bottom_right": bottom_right}
         if scale is not None:
             options["scale"] = scale
-        return Attention.apply(q, k, v, mask, sinks, relative_bias, arch, options)
+        return Attention.apply(q, k, v, mask, sinks, relative_bias, arch, options, lengths)
 
     return attention

@@ -67,10 +67,21 @@ def _layouts():
     yield Problem(batch=1, heads_q=1, heads_k=1, seqlen_q=66, seqlen_k=70, head_dim=200, scale=0.0)
 
 
+def _decoding():
+    """Both tiles, shared keys and not, every causality, lengths of their own and pages."""
+    small = {"batch": 1, "heads_q": 4, "heads_k": 2, "has_dlse": False}
+    for causal in (None, "top_left", "bottom_right"):
+        yield Problem(**small, seqlen_q=3, seqlen_k=500, head_dim=40, head_dim_v=24, causal=causal)
+        yield Problem(**small, seqlen_q=35, seqlen_k=200, head_dim=72, causal=causal)
+        for page_size in (None, 16, 80):
+            yield Problem(**{**small, "batch": 3}, seqlen_q=3, seqlen_k=320, head_dim=40, used=(290, 0, 17),
+                          page_size=page_size, causal=causal)  # fmt: skip
+
+
 # The tiles differ between architectures: each has its turn.
 CASES = list(
     zip(
-        [*_features(), *_masks_gradient(), *_windows_sinks_and_biases(), *_layouts()],
+        [*_features(), *_masks_gradient(), *_windows_sinks_and_biases(), *_layouts(), *_decoding()],
         itertools.cycle(ARCHS),
         strict=False,
     )
