@@ -124,7 +124,7 @@ class Problem:
 
     def _with_lengths(self, dense: Inputs, draw: torch.Generator) -> Inputs:
         used = self.used or (self.seqlen_k,) * self.batch
-        k, v, options, parts = dense.k, dense.v, {}, []
+        k, v, options, parts = dense.k, dense.v, dict(dense.options), []
         for i, keys in enumerate(used):
             part = {"q": dense.q[i : i + 1], "k": k[i : i + 1, :, :keys].clone(), "v": v[i : i + 1, :, :keys].clone()}
             parts.append(dataclasses.replace(dense, **part, dout=None, dlse=None))
@@ -348,6 +348,7 @@ def _decoding():
         dtype, causal = ("f16", "bf16")[i % 2], (None, "bottom_right", "top_left")[i % 3]
         sizes = {"heads_q": 2 * group, "heads_k": 2, "seqlen_q": seqlen_q, "head_dim": (64, 128, 40)[i % 3]}
         yield Problem(**sizes, seqlen_k=700, dtype=dtype, causal=causal, layout=("dense", "bshd", "sliced")[i % 3])
+    yield Problem(heads_k=1, seqlen_q=2, seqlen_k=900, causal="bottom_right", window=(300, None), sinks="f32")
     yield Problem(batch=1, heads_q=4, heads_k=1, seqlen_q=1, seqlen_k=5000, dtype="bf16", head_dim=256, head_dim_v=72)
 
 
@@ -360,6 +361,11 @@ def _lengths_of_keys():
             used=(300, 0, 1, 257), page_size=page_size, layout=("dense", "bshd", "sliced")[i % 3],
         )  # fmt: skip
     yield Problem(seqlen_q=1, seqlen_k=192, has_dlse=False, page_size=64)
+    for page_size, causal in itertools.product((None, 32), ("bottom_right", "bottom_right_window", "top_left")):
+        yield Problem(
+            batch=4, heads_k=2, seqlen_q=3, seqlen_k=300, dtype="bf16", causal=causal, has_dlse=False, sinks="f32",
+            window=(70, 1), used=(300, 2, 0, 150), page_size=page_size,
+        )  # fmt: skip
 
 
 PROBLEMS = list(

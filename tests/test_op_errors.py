@@ -195,6 +195,16 @@ BAD_LENGTHS = {
         ValueError,
         r"page_size that is a multiple of 16; got k \[2, 2, 24, 32\]",
     ),
+    "seqused_k beside dropout": (
+        {"seqused_k": used(1, 2), "dropout_p": 0.5},
+        NotImplementedError,
+        r"dropout_p together with seqused_k is not implemented",
+    ),
+    "seqused_k beside a bias": (
+        {"seqused_k": used(1, 2), "relative_bias": torch.zeros(4, 39)},
+        NotImplementedError,
+        r"relative_bias together with seqused_k is not implemented",
+    ),
     "seqused_k beside a mask": (
         {"seqused_k": used(1, 2), "attn_mask": torch.zeros(24)},
         NotImplementedError,
@@ -207,7 +217,10 @@ BAD_LENGTHS = {
 def test_lengths(case, device):
     keywords, error, message = BAD_LENGTHS[case]
     with pytest.raises(error, match=message):
-        flashtri.attention(*tensors(device), **{name: value.to(device) for name, value in keywords.items()})
+        flashtri.attention(
+            *tensors(device),
+            **{name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()},
+        )
 
 
 @pytest.mark.parametrize("name", ["seqused_k", "block_table"])
@@ -256,7 +269,7 @@ def test_what_needs_a_gradient_is_checked_at_the_forward(device):
     q, k, v = (t.requires_grad_() for t in tensors(device))
     with pytest.raises(NotImplementedError, match="attn_mask must be bool"):
         flashtri.attention(q, k, v, attn_mask=torch.zeros(16, 24, device=device, dtype=torch.float64).requires_grad_())
-    with pytest.raises(NotImplementedError, match="block_table is not implemented"):
+    with pytest.raises(NotImplementedError, match="block_table has no gradient"):
         flashtri.attention(q, k, v, block_table=torch.zeros(2, 1, dtype=torch.int32, device=device))
 
 

@@ -11,18 +11,18 @@ from .common import LN2, LOG2E, in_band
 
 @triton.jit
 def decode_share(
-    q, k, v, out, lse, partial_out, partial_lse, seqused_k, block_table,
+    q, k, v, sinks, out, lse, partial_out, partial_lse, seqused_k, block_table,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, table_stride_b,
     heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, band_follows, has_seqused_k,
-    page_size, key_splits, scale,
+    has_sinks, page_size, key_splits, scale,
     PAGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One share of the keys of one key head, for BLOCK_M of the group_size * seqlen_q rows that read them.
 
     Rows are packed with the query heads of a group side by side, so K and V are read once for all of them.
     Writes out and lse where key_splits is 1, else partial_out and partial_lse. A row without a visible key: out 0,
-    lse -inf.
+    lse -inf, with a sink its logit.
     """
     num_rows = seqlen_q * group_size
     num_blocks = tl.cdiv(num_rows, BLOCK_M)
@@ -44,8 +44,11 @@ def decode_share(
     q_rows = q + b * q_stride_b + heads * q_stride_h + rows * q_stride_s
     q_tile = tl.load(q_rows[:, None] + dims[None, :], mask=in_rows[:, None] & in_dim_k, other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    # A head's sink joins each row's sum once, without a value. A null pointer is never read: the predicate is false.
+    sink_rows = tl.where(split == 0, tl.where(has_sinks != 0, num_rows, 0), 0)
+    logit = tl.load(sinks + heads, mask=packed < sink_rows, other=float("-inf"))
+    row_max = logit * LOG2E
+    row_sum = tl.where(logit > float("-inf"), 1.0, 0.0)
 
     length = seqlen_k
     if has_seqused_k != 0:
@@ -117,18 +120,18 @@ def decode_share(
 
 @triton.jit
 def fwd_decode(
-    q, k, v, out, lse, partial_out, partial_lse, seqused_k,
+    q, k, v, sinks, out, lse, partial_out, partial_lse, seqused_k,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s,
     heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, band_follows, has_seqused_k,
-    key_splits, scale,
+    has_sinks, key_splits, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """decode_share over contiguous keys. Grid: cdiv(seqlen_q * group_size, BLOCK_M) * key_splits * batch * heads_k."""
     decode_share(
-        q, k, v, out, lse, partial_out, partial_lse, seqused_k, None,
+        q, k, v, sinks, out, lse, partial_out, partial_lse, seqused_k, None,
         q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
         out_stride_b, out_stride_h, out_stride_s, 0,
         heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, band_follows, has_seqused_k,
-        1, key_splits, scale, False, BLOCK_M, BLOCK_N, BLOCK_D,
+        has_sinks, 1, key_splits, scale, False, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip

@@ -8,11 +8,11 @@ from .fwd_decode import decode_share
 
 @triton.jit
 def fwd_paged(
-    q, k, v, out, lse, partial_out, partial_lse, seqused_k, block_table,
+    q, k, v, sinks, out, lse, partial_out, partial_lse, seqused_k, block_table,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, table_stride_b,
     heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, band_follows, has_seqused_k,
-    page_size, key_splits, scale,
+    has_sinks, page_size, key_splits, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """decode_share through a block table: k and v are [num_blocks, heads_k, page_size, head_dim]; grid as fwd_decode's.
@@ -21,9 +21,9 @@ def fwd_paged(
     GB/s of contiguous keys and values (one share of 64 keys a turn; batch 16, 8,192 keys, 8 heads, D 128; H200).
     """
     decode_share(
-        q, k, v, out, lse, partial_out, partial_lse, seqused_k, block_table,
+        q, k, v, sinks, out, lse, partial_out, partial_lse, seqused_k, block_table,
         q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
         out_stride_b, out_stride_h, out_stride_s, table_stride_b,
         heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, band_follows, has_seqused_k,
-        page_size, key_splits, scale, True, BLOCK_M, BLOCK_N, BLOCK_D,
+        has_sinks, page_size, key_splits, scale, True, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip

@@ -77,9 +77,8 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) return Rule::mask;
   if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
-  if (kernel.function != Function::fwd_combine && length_refusal(kernel, problem, device) != nullptr) {
-    return Rule::lengths;
-  }
+  if (kernel.function == Function::fwd_combine) return Rule::none;  // it merges what another kernel computed
+  if (length_refusal(kernel, problem, device) != nullptr) return Rule::lengths;
   if (uses_band(kernel.function) && problem.has_left_edge() && !takes(kernel, Arg::band_lo)) return Rule::window;
   if (problem.has_sinks && !problem.backward && !takes(kernel, Arg::sinks)) return Rule::sinks;
   if (kernel.uses_tensor_maps() && tma_refusal(kernel, problem, device) != nullptr) return Rule::tma;

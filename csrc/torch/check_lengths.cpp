@@ -23,6 +23,12 @@ void check_int32(const char* name, const at::Tensor& tensor, int64_t rank, const
 
 void check_lengths(const ForwardArgs& args) {
   const char* given = args.has_pages() ? "block_table" : "seqused_k";
+  const auto refuse = [&](bool is_given, const char* name) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_given, name, " together with ", given,
+                                " is not implemented; got both; leave one out");
+  };
+  refuse(args.dropout_p != 0.0, "dropout_p");
+  refuse(Options::has(args.relative_bias), "relative_bias");
   TORCH_CHECK_NOT_IMPLEMENTED(!args.has_mask(), "attn_mask together with ", given, " is not implemented; got both; ",
                               args.has_pages() ? "gather the pages into k and v first"
                                                : "set the mask to False or -inf for keys that do not exist");

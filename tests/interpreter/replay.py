@@ -69,7 +69,7 @@ def _diagonal_sums(dbias, scratch, length):
 
 
 class Attention(torch.autograd.Function):
-    """(q, k, v, mask, sinks, relative_bias, arch, options, lengths) -> (out, lse), written by planned kernels over NaN."""
+    """(q, k, v, mask, sinks, relative_bias, arch, options, lengths) -> (out, lse), which planned kernels write."""
 
     @staticmethod
     def forward(ctx, q, k, v, mask, sinks, relative_bias, arch, options, lengths):

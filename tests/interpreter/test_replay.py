@@ -70,6 +70,7 @@ def _layouts():
 def _decoding():
     """Both tiles, shared keys and not, every causality, lengths of their own and pages."""
     small = {"batch": 1, "heads_q": 4, "heads_k": 2, "has_dlse": False}
+    yield Problem(**small, seqlen_q=3, seqlen_k=500, causal="bottom_right", window=(200, None), sinks="f32")
     for causal in (None, "top_left", "bottom_right"):
         yield Problem(**small, seqlen_q=3, seqlen_k=500, head_dim=40, head_dim_v=24, causal=causal)
         yield Problem(**small, seqlen_q=35, seqlen_k=200, head_dim=72, causal=causal)
