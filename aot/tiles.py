@@ -142,7 +142,7 @@ def tuned() -> dict[tuple[int, str, str, int], Tile]:
 
 def tile(function: str, block_d: int, mask: str, arch: int) -> Tile:
     """The tile of a variant. Raises KeyError where the tables have none."""
-    if function == "bwd_delta":
+    if function in ("bwd_delta", "bwd_terms", "bwd_dq_cast"):
         # Memory-bound: 64 rows give enough blocks at any length, and 16 bytes a thread each of out and dout.
         return Tile(64, 0, block_d, 4, 1)
     kind = kind_of(mask)

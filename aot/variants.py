@@ -13,12 +13,15 @@ MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
 # head_dim is padded up to one of these; Triton's tiles are powers of two.
 BLOCK_DS = (32, 64, 128, 256)
 
-FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *decode.FUNCTIONS, *hopper.FUNCTIONS)
+FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *decode.FUNCTIONS, *hopper.PASSES,
+             *hopper.FUNCTIONS)  # fmt: skip
 
 # (functions, masks, block_ds, reason): a combination that is not compiled.
 EXCLUSIONS = (
     (("bwd_delta",), ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "delta is sum(out * dout): no mask enters it"),
     (("bwd_delta",), ("none",), (32,), "memory-bound: predicated-off columns of the 64-wide tile cost nothing"),
+    (hopper.PASSES, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "the Hopper backward takes no mask"),
+    (hopper.PASSES, ("none",), (32,), "the Hopper backward pads to 64"),
     (("bwd_dmask",), ("none", "boolean"), BLOCK_DS, "only an additive mask has a gradient"),
     (
         ("bwd_dbias",),
@@ -82,7 +85,8 @@ def variants(archs=ARCHS) -> list[Variant]:
         for block_d in BLOCK_DS
         for mask in MASKS
         if mask in ("none", "boolean", dtype, "f32")
-        if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in hopper.FUNCTIONS)
+        if not is_excluded(function, mask, block_d)
+        if arch == hopper.ARCH or function not in (*hopper.FUNCTIONS, *hopper.PASSES)
         for tile in tiles_of(function, block_d, mask, arch)
     ]
     apart = (*hopper.FUNCTIONS, *decode.FUNCTIONS)

@@ -101,14 +101,76 @@ def test_a_dimension_of_size_1_may_have_any_stride():
     assert _C.plan(q=q, k=q, v=q, out=q)["launches"][0]["kernel"].startswith("fwd_hopper")
 
 
-def test_the_backward_is_the_general_one():
-    tensors = problem(**{name: dense() for name in ("dout", "dq", "dk", "dv")})
-    kernels = [launch["kernel"] for launch in _C.plan(**tensors, backward=True)["launches"]]
-    assert kernels == [f"{function}_bf16_d128_sm90" for function in ("bwd_delta", "bwd_dkdv", "bwd_dq")]
+def backward(q=None, k=None, v=None, **changes):
+    q = q or dense()
+    k = k or q
+    v = v or k
+    out = (*q[0][:3], v[0][3]), q[1]
+    return {"q": q, "k": k, "v": v, "out": out, "dout": out, "dq": q, "dk": k, "dv": v, "backward": True} | changes
+
+
+@pytest.mark.parametrize(("head_dim", "block_d"), [(40, 64), (64, 64), (72, 128), (128, 128), (136, 256), (256, 256)])
+@pytest.mark.parametrize("heads_k", [16, 4])
+def test_the_backward_is_three_launches(head_dim, block_d, heads_k):
+    q, k = dense(head_dim=head_dim), dense(heads=heads_k, head_dim=head_dim, seqlen=300)
+    plan = _C.plan(**backward(q=q, k=k, dtype="f16"))
+    rows = 2 * 16 * 16  # blocks of 64 of 1,000 queries
+    blocks_n = 5 if block_d == 256 else 3  # of 64 or 128 of 300 keys
+    assert plan["launches"] == [
+        {"kernel": f"bwd_terms_f16_d{block_d}_sm90", "grid": rows},
+        {"kernel": f"bwd_hopper_f16_d{block_d}_m64_sm90", "grid": blocks_n * 2 * heads_k},
+        {"kernel": f"bwd_dq_cast_f16_d{block_d}_sm90", "grid": rows},
+    ]
+    assert plan["scratch"]["row_terms"] == rows * 2 * 64
+    assert plan["scratch"]["dq_acc"] == rows * 64 * block_d
+    assert plan["scratch"]["delta"] == 0
+
+
+def test_without_dq_its_last_pass_is_left_out():
+    kernels = [launch["kernel"] for launch in _C.plan(**backward(dq=None))["launches"]]
+    assert kernels == ["bwd_terms_bf16_d128_sm90", "bwd_hopper_bf16_d128_m64_sm90"]
+
+
+def test_under_causality_the_backward_takes_the_heads_that_fit_in_l2():
+    def planned(**changes):
+        return _C.plan(**backward(**changes))["args"]["heads_at_once"]
+
+    assert planned() == 1
+    assert planned(is_causal=True) == 32
+    assert planned(q=dense(seqlen=8192), is_causal=True) == 4  # 8 MiB of q, dout and fp32 dq a head
+    assert planned(q=dense(seqlen=8192), k=dense(heads=4), is_causal=True) == 1
+
+
+BACKWARD_REFUSED = {
+    "a mask": ({"mask": ((1, 1, 1, 1000), (0, 0, 0, 1)), "mask_dtype": "boolean"}, "its mask is none, .* is boolean"),
+    "determinism": ({"deterministic": True}, "it adds up dq in no fixed order"),
+    "a scale of 0": ({"scale": 0.0}, "it masks scores before it scales them"),
+    "a broadcast dout": ({"dout": BROADCAST}, "dout is broadcast"),
+    "a far dk": ({"dk": FAR}, "a stride is 2.40 bytes or more"),
+}
+
+
+@pytest.mark.parametrize("change", BACKWARD_REFUSED)
+def test_what_the_backward_refuses_goes_to_the_general_kernels(change):
+    changes, reason = BACKWARD_REFUSED[change]
+    kernels = [launch["kernel"].split("_bf16")[0] for launch in _C.plan(**backward(**changes))["launches"]]
+    assert kernels == ["bwd_delta", "bwd_dkdv", "bwd_dq"]
+    explained = _C.explain(**backward(**changes)).splitlines()
+    assert any(re.search(reason, line) for line in explained if "bwd_hopper_bf16_d128" in line)
+
+
+def test_the_backward_serves_windows():
+    plan = _C.plan(**backward(window_left=100, window_right=20))
+    assert plan["launches"][1]["kernel"].startswith("bwd_hopper")
+    assert (plan["args"]["band_lo"], plan["args"]["band_hi"]) == (-100, 20)
+
+
+def test_dq_alone_is_the_general_kernels():
+    kernels = [launch["kernel"] for launch in _C.plan(**backward(dk=None, dv=None))["launches"]]
+    assert kernels == ["bwd_delta_bf16_d128_sm90", "bwd_dq_bf16_d128_sm90"]
 
 
 def test_a_block_of_registers_is_enough():
     """A block has 65,536 registers, at launch as well as after the warpgroups have divided them."""
-    for kernel in FORWARD:
+    for kernel in (kernel for kernel in _C.kernels() if "_hopper" in kernel["name"]):
         assert 32 * kernel["num_warps"] * kernel["registers"] <= 65536
-        assert [kernel["params"][i] for i in range(5)] == ["q_map", "k_map", "v_map", "out_map", "lse"]

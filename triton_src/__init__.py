@@ -10,12 +10,16 @@ from .bwd_delta import bwd_delta
 from .bwd_dkdv import bwd_dkdv
 from .bwd_dmask import bwd_dmask
 from .bwd_dq import bwd_dq
+from .bwd_dq_cast import bwd_dq_cast
+from .bwd_terms import bwd_terms
 from .fwd import fwd
 from .fwd_combine import fwd_combine
 from .fwd_decode import fwd_decode
 from .fwd_paged import fwd_paged
 
-_ALL = (fwd, fwd_decode, fwd_paged, fwd_combine, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias)
+_ALL = (
+    fwd, fwd_decode, fwd_paged, fwd_combine, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias, bwd_terms, bwd_dq_cast
+)  # fmt: skip
 FUNCTIONS = {kernel.__name__: kernel for kernel in _ALL}
 
 __all__ = ["FUNCTIONS", *FUNCTIONS]

@@ -129,42 +129,6 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set_i32(Arg::page_size, p.k.size[2]);
 }
 
-}  // namespace
-
-void add(Plan& plan, const Kernel& kernel, int64_t grid) {
-  if (grid > INT_MAX) {
-    throw PlanError("flashtri: " + std::string(function_name(kernel.function)) + " would need " + std::to_string(grid) +
-                        " programs, the limit is 2^31 - 1; split the batch",
-                    false);
-  }
-  plan.launches[plan.num_launches++] = {&kernel, static_cast<unsigned>(grid)};
-}
-
-namespace {
-
-// How Hopper's forward shares out its tiles (triton_src/hopper/schedule.py); the ways were measured against each other.
-void add_hopper(Plan& plan, const Kernel& kernel, const Problem& p, const Device& device) {
-  const int64_t heads = p.q.size[0] * p.q.size[1], tiles = ceil_div(p.q.size[2], kernel.block_m) * heads;
-  int64_t grid = std::min<int64_t>(tiles, device.sm_count), heads_at_once = 1, tiles_per_turn = 1;
-  if (p.is_causal) {
-    const int64_t pairs = ceil_div(tiles, 2), rounds = ceil_div(pairs, device.sm_count);
-    if (pairs * 100 >= rounds * device.sm_count * 93) {
-      tiles_per_turn = 2;
-    } else {
-      // Where pairs would leave programs idle in the last round, the GPU itself starts tiles as others end, long ones
-      // first. 32 MiB of keys and values leave room for q and out in the 50 MiB of L2.
-      constexpr int64_t kKeyBytes = 32 << 20;
-      const int64_t head_bytes = p.k.size[2] * (p.k.size[3] + p.v.size[3]) * dtype_size(p.k.dtype);
-      heads_at_once = std::clamp<int64_t>(kKeyBytes / head_bytes * (p.q.size[1] / p.k.size[1]), 1, heads);
-      grid = tiles;
-    }
-  }
-  plan.args.set_i32(Arg::heads_at_once, heads_at_once);
-  plan.args.set_i32(Arg::tiles_per_turn, tiles_per_turn);
-  // Tile numbers are 32-bit, and the last round's may pass the last tile's; the error names the limit.
-  add(plan, kernel, tiles < INT_MAX - 2 * device.sm_count ? grid : INT64_MAX);
-}
-
 // One program sums every place that a tile of the mask is broadcast to. Where the mask has few tiles, several programs
 // share a tile, each writing a partial sum, so that about two programs a multiprocessor run.
 void add_dmask(Plan& plan, const Problem& p, const Device& device) {
@@ -203,12 +167,21 @@ void add_dbias(Plan& plan, const Problem& p, const Device& device) {
 bool same_task(Function a, Function b) {
   const auto task = [](Function f) {
     const bool is_forward = f == Function::fwd_hopper || f == Function::fwd_decode || f == Function::fwd_paged;
-    return is_forward ? Function::fwd : f;
+    return is_forward ? Function::fwd : f == Function::bwd_hopper ? Function::bwd_dkdv : f;
   };
   return task(a) == task(b);
 }
 
 }  // namespace
+
+void add(Plan& plan, const Kernel& kernel, int64_t grid) {
+  if (grid > INT_MAX) {
+    throw PlanError("flashtri: " + std::string(function_name(kernel.function)) + " would need " + std::to_string(grid) +
+                        " programs, the limit is 2^31 - 1; split the batch",
+                    false);
+  }
+  plan.launches[plan.num_launches++] = {&kernel, static_cast<unsigned>(grid)};
+}
 
 bool is_readable(const Tensor& t) {
   if (t.stride[3] != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
@@ -254,15 +227,13 @@ Plan plan(const Problem& problem, const Device& device) {
       add_decode(plan, *decode, p, device);
       return plan;
     }
-    if (const Kernel* hopper = find(Function::fwd_hopper, p, device)) {
-      add_hopper(plan, *hopper, p, device);
-      return plan;
-    }
+    if (add_hopper_forward(plan, p, device)) return plan;
     const Kernel& fwd = select(Function::fwd, p, device);
     add(plan, fwd, query_blocks(fwd));
     return plan;
   }
   if (!p.dq && !p.dk && !p.needs_dmask && !p.needs_drelative_bias && !p.needs_delta) return plan;
+  if (add_hopper_backward(plan, p, device)) return plan;
   const Kernel& delta = select(Function::bwd_delta, p, device);
   plan.delta_elements = heads * p.q.size[2];
   add(plan, delta, query_blocks(delta));

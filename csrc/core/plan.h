@@ -49,6 +49,8 @@ struct Plan {
   int64_t partial_out_elements = 0;  // of fwd_decode and fwd_paged; both 0 where they write out and lse themselves
   int64_t partial_lse_elements = 0;
   int64_t delta_elements = 0;
+  int64_t row_terms_elements = 0;
+  int64_t dq_acc_elements = 0;
   int64_t dmask_elements = 0;  // splits * the mask's own elements
   int dmask_splits = 0;
   // Of Arg::dbias likewise: [splits, bias heads, 2, distances]. The first half moved on by dbias_block and

@@ -62,6 +62,7 @@ struct Problem {
   // The same around a diagonal that each sequence has of its own.
   Band reach() const { return reach_of(q.size[2], seqlen_k(), is_causal, window_left, window_right); }
   bool has_left_edge() const { return band().lo > -q.size[2]; }
+  bool deterministic = false;  // the same bits every time: only kernels that add in a fixed order
 };
 
 struct Device {

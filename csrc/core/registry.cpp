@@ -33,8 +33,14 @@ const char* function_name(Function function) {
       return "fwd_paged";
     case Function::fwd_combine:
       return "fwd_combine";
+    case Function::bwd_terms:
+      return "bwd_terms";
+    case Function::bwd_dq_cast:
+      return "bwd_dq_cast";
     case Function::fwd_hopper:
       return "fwd_hopper";
+    case Function::bwd_hopper:
+      return "bwd_hopper";
   }
   return "unknown";
 }

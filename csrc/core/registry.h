@@ -36,7 +36,10 @@ enum class Function : uint8_t {
   fwd_decode,
   fwd_paged,
   fwd_combine,
-  fwd_hopper
+  bwd_terms,
+  bwd_dq_cast,
+  fwd_hopper,
+  bwd_hopper
 };
 const char* function_name(Function function);
 
@@ -64,7 +67,7 @@ struct Kernel {
   int spill_bytes;    // a thread
   const Arg* params;  // in the order of the kernel's own signature
   int num_params;
-  Box boxes[4];  // of its tensor maps, in the order of params
+  Box boxes[8];  // of its tensor maps, in the order of params
   const unsigned char* image;
   size_t image_size;
 

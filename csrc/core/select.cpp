@@ -45,8 +45,12 @@ const std::vector<const Kernel*>* runnable(int device_arch) {
 
 int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3], problem.v.size[3]); }
 
-// The delta pass reads neither scores nor mask, so one kernel serves every mask; nor does the merge of shares.
-bool uses_mask(Function function) { return function != Function::bwd_delta && function != Function::fwd_combine; }
+// The passes before and after the products, and the merge of shares, read neither scores nor mask, so one kernel serves
+// every mask.
+bool uses_mask(Function function) {
+  return function != Function::bwd_delta && function != Function::bwd_terms && function != Function::bwd_dq_cast &&
+         function != Function::fwd_combine;
+}
 
 // Nor do they visit keys.
 bool uses_band(Function function) { return uses_mask(function); }
@@ -64,6 +68,11 @@ const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Devi
   if (widest_head(problem) <= kernel.block_d / 2) return "half of its work would be padding of head_dim";
   if (kernel.block_m > 128 && problem.q.size[2] < (problem.is_causal ? 4096 : 512)) {
     return "its tiles of 192 queries pay from 512 queries on, under causality from 4096";
+  }
+  if (kernel.function == Function::bwd_hopper) {
+    if (problem.deterministic) return "it adds up dq in no fixed order, and the same bits every time are asked for";
+    if (problem.needs_delta) return "the gradient of sinks is computed from delta, which it does not leave behind";
+    if (!problem.dk) return "it always computes dk and dv, which are not asked for";
   }
   return map_refusal(problem);
 }

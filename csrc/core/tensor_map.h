@@ -10,7 +10,7 @@ namespace flashtri {
 // After a descriptor the cubin takes the tensor's four sizes and four strides, which our kernels never read.
 constexpr int kMapFollowers = 8;
 
-// Why no TMA descriptor can describe one of the forward's tensors; null where all can be.
+// Why no TMA descriptor can describe one of the problem's tensors; null where all can be.
 const char* map_refusal(const Problem& problem);
 
 // The descriptor `map` of a [B, H, S, D] tensor whose pointer, sizes and strides are in `args`. What a copy takes from

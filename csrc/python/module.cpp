@@ -36,35 +36,13 @@ struct Question {
 };
 
 Question parse(const py::kwargs& kwargs) {
-  static const std::set<std::string> known = {"q",
-                                              "k",
-                                              "v",
-                                              "out",
-                                              "dout",
-                                              "dq",
-                                              "dk",
-                                              "dv",
-                                              "mask",
-                                              "dtype",
-                                              "mask_dtype",
-                                              "scale",
-                                              "is_causal",
-                                              "bottom_right",
-                                              "backward",
-                                              "needs_dmask",
-                                              "has_dlse",
-                                              "window_left",
-                                              "window_right",
-                                              "has_sinks",
-                                              "relative_bias",
-                                              "needs_drelative_bias",
-                                              "has_seqused_k",
-                                              "max_pages",
-                                              "table_stride_b",
-                                              "arch",
-                                              "sm_count",
-                                              "shared_memory",
-                                              "has_tensor_maps"};
+  // clang-format off
+  static const std::set<std::string> known = {
+      "q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask", "dtype", "mask_dtype", "scale", "is_causal",
+      "bottom_right", "backward", "needs_dmask", "has_dlse", "deterministic", "window_left",
+      "window_right", "has_sinks", "relative_bias", "needs_drelative_bias", "has_seqused_k", "max_pages",
+      "table_stride_b", "arch", "sm_count", "shared_memory", "has_tensor_maps"};
+  // clang-format on
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
     if (known.count(name) == 0) throw py::type_error("plan() has no argument " + name);
@@ -106,6 +84,7 @@ Question parse(const py::kwargs& kwargs) {
   p.has_seqused_k = number("has_seqused_k", 0);
   p.max_pages = number("max_pages", 0);
   p.table_stride_b = number("table_stride_b", 0);
+  p.deterministic = number("deterministic", 0);
   asked.device.arch = number("arch", 90);
   asked.device.sm_count = number("sm_count", 132);
   asked.device.shared_memory = number("shared_memory", 227 * 1024);
@@ -137,7 +116,8 @@ py::dict describe(const Plan& plan) {
     const Arg arg = static_cast<Arg>(i);
     if (plan.args.has(arg) && !arg_info(arg).is_pointer()) args[arg_info(arg).name] = arg_value(arg, plan.args[arg]);
   }
-  py::dict scratch(py::arg("delta") = plan.delta_elements, py::arg("dmask") = plan.dmask_elements,
+  py::dict scratch(py::arg("delta") = plan.delta_elements, py::arg("row_terms") = plan.row_terms_elements,
+                   py::arg("dq_acc") = plan.dq_acc_elements, py::arg("dmask") = plan.dmask_elements,
                    py::arg("dmask_splits") = plan.dmask_splits, py::arg("dbias") = plan.dbias_size,
                    py::arg("dbias_block") = plan.dbias_block, py::arg("dbias_offset") = plan.dbias_offset,
                    py::arg("partial_out") = plan.partial_out_elements,
@@ -221,10 +201,10 @@ PYBIND11_MODULE(_C, module) {
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
      has_tensor_maps=True, window_left=-1, window_right=-1, has_sinks=False, relative_bias=None,
-     needs_drelative_bias=False, has_seqused_k=False, max_pages=0, table_stride_b=0) -> dict
+     needs_drelative_bias=False, has_seqused_k=False, max_pages=0, table_stride_b=0, deterministic=False) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
-"scratch": {"delta", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse"}}.
+"scratch": {"delta", "row_terms", "dq_acc", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse"}}.
 Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
 With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
 

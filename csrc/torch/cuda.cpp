@@ -2,6 +2,7 @@
 // come through c10's registry of device types, the launch through csrc/core.
 #include "cuda.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
@@ -101,6 +102,7 @@ void set_options(Problem& problem, const ForwardArgs& args) {
   problem.window_left = window_of(args.window_left);
   problem.window_right = window_of(args.window_right);
   problem.has_sinks = args.has(args.sinks);
+  problem.deterministic = at::globalContext().deterministicAlgorithms();
 }
 
 // The relative bias as fp32, which the kernels read along diagonals: it is short.
@@ -215,7 +217,11 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     Plan plan = make_plan(problem, args.q.device().index());
     const auto fp32 = args.lse.options();
     const at::Tensor delta = at::empty({plan.delta_elements}, fp32);
+    const at::Tensor row_terms = at::empty({plan.row_terms_elements}, fp32);
+    const at::Tensor dq_acc = at::empty({plan.dq_acc_elements}, fp32);
     plan.args.set(Arg::delta, delta.mutable_data_ptr());
+    plan.args.set(Arg::row_terms, row_terms.mutable_data_ptr());
+    plan.args.set(Arg::dq_acc, dq_acc.mutable_data_ptr());
     plan.args.set(Arg::lse, dense(args.lse, lse));
     if (args.uses_row_stats()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
     if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(grad_lse_of_seen_rows(args), grad_lse));

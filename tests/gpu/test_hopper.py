@@ -1,4 +1,4 @@
-"""Hopper's forward on the device: lengths around its tiles, repeats, and streams that run it at the same time."""
+"""Hopper's kernels on the device: lengths around their tiles, repeats, and streams that run them at the same time."""
 
 import itertools
 
@@ -12,6 +12,9 @@ from flashtri import _C
 
 DEVICE = _C.device(0) if _C.device_count() else {"arch": 0}
 pytestmark = pytest.mark.skipif(DEVICE["arch"] != 90, reason="needs a Hopper GPU")
+
+
+BACKWARD_DIMS = [64, 128, 256, 40, 96, 200]
 
 
 def ours(q, k, v, mask, is_causal, scale, bottom_right):
@@ -36,17 +39,78 @@ def _problems():
     yield Problem(seqlen_q=300, seqlen_k=300, head_dim=200, head_dim_v=40, scale=2.0)
 
 
-def is_served(q, k, v, is_causal=False):
-    tensors = {name: (tuple(t.shape), tuple(t.stride())) for name, t in (("q", q), ("k", k), ("v", v), ("out", q))}
-    plan = _C.plan(**tensors, is_causal=is_causal, **DEVICE)
-    return plan["launches"][0]["kernel"].startswith("fwd_hopper")
+def planned(inputs, backward):
+    """The names of the kernels; gradients lie in memory as what they are of."""
+    names = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": inputs.dout}
+    if backward:
+        names |= {"dout": inputs.dout, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
+    tensors = {name: (tuple(t.shape), tuple(t.stride())) for name, t in names.items()}
+    plan = _C.plan(**tensors, is_causal=inputs.is_causal, backward=backward, **DEVICE)
+    return [launch["kernel"] for launch in plan["launches"]]
+
+
+def backward_inputs(seqlen=1000, head_dim=128, heads_q=8, heads_k=4, dtype=torch.bfloat16):
+    q, dout = (torch.randn(2, heads_q, seqlen, head_dim, device="cuda", dtype=dtype) for _ in range(2))
+    k, v = (torch.randn(2, heads_k, seqlen, head_dim, device="cuda", dtype=dtype) for _ in range(2))
+    return q, k, v, dout
+
+
+def gradients(q, k, v, dout, is_causal, needs_dq=True):
+    out, lse, row_stats, rng_state = torch.ops.flashtri.fwd(q, k, v, None, 0.0, is_causal)
+    wanted = [needs_dq, True, True, False, False, False]
+    return torch.ops.flashtri.bwd(
+        dout, None, q, k, v, out, lse, row_stats, rng_state, None, 0.0, is_causal, output_mask=wanted
+    )[:3]
 
 
 @pytest.mark.parametrize("problem", dict.fromkeys(_problems()), ids=str)
 def test_against_the_reference(problem):
     inputs = problem.inputs("cuda")
-    assert is_served(inputs.q, inputs.k, inputs.v, inputs.is_causal)
+    assert planned(inputs, backward=False)[0].startswith("fwd_hopper")
+    assert planned(inputs, backward=True)[1].startswith("bwd_hopper")
     check(run(ours, inputs), inputs)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", BACKWARD_DIMS)
+def test_the_backward_writes_every_value(head_dim, is_causal):
+    """Its results and scratch come from memory full of NaN."""
+    tensors = backward_inputs(head_dim=head_dim)
+    expected = gradients(*tensors, is_causal)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    poison = torch.full((1 << 26,), float("nan"), device="cuda")
+    pieces = [t.clone() for t in poison.split(1 << 22)]
+    del poison, pieces
+    for found, value in zip(gradients(*tensors, is_causal), expected, strict=True):
+        assert not found.isnan().any()
+        torch.testing.assert_close(found, value, rtol=1e-2, atol=1e-3)  # dq is summed in another order
+
+
+@pytest.mark.parametrize("head_dim", BACKWARD_DIMS)
+def test_a_zero_dout_gives_exactly_zero(head_dim):
+    q, k, v, dout = backward_inputs(head_dim=head_dim, dtype=torch.float16)
+    assert all(not found.any() for found in gradients(q, k, v, dout.zero_(), True))
+
+
+@pytest.mark.parametrize("head_dim", BACKWARD_DIMS)
+def test_the_backward_without_dq(head_dim):
+    tensors = backward_inputs(head_dim=head_dim)
+    _, dk, dv = gradients(*tensors, True)
+    dq, dk_alone, dv_alone = gradients(*tensors, True, needs_dq=False)
+    # Nothing is added to dk and dv from elsewhere: their bits do not change.
+    assert dq.numel() == 0 and torch.equal(dk, dk_alone) and torch.equal(dv, dv_alone)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_deterministic_gradients_repeat_bit_for_bit(head_dim):
+    tensors = backward_inputs(head_dim=head_dim, seqlen=2000)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = gradients(*tensors, True)
+        assert all(torch.equal(a, b) for _ in range(50) for a, b in zip(gradients(*tensors, True), first, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

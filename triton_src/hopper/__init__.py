@@ -5,8 +5,9 @@ between versions; that is why nothing outside aot/ imports this package. One war
 which fill what lies outside a tensor with zeros; warpgroups of four warps compute.
 """
 
+from .bwd import bwd_hopper
 from .fwd import fwd_hopper
 
-FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd_hopper,)}
+FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd_hopper, bwd_hopper)}
 
-__all__ = ["FUNCTIONS", "fwd_hopper"]
+__all__ = ["FUNCTIONS", "bwd_hopper", "fwd_hopper"]

@@ -27,3 +27,9 @@ def give_turn(TURN: gl.constexpr):
     gl.inline_asm_elementwise(
         _barrier("arrive", TURN), "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def meet():
+    """Both consumer warpgroups wait for each other."""
+    wait_for_turn(0)
