@@ -75,6 +75,9 @@ def map_type(name: str, dtype: str, tile: HopperTile) -> str:
     """A TMA descriptor's type in Triton's notation; `dtype` likewise. The tile of one copy is [1, 1, rows, block_d]."""
     from triton.experimental.gluon import language as gl
 
+    if name == "dq_acc_map":
+        block = [1, 1, 128, 32]
+        return f"tensordesc<fp32{block},{gl.NVMMASharedLayout.get_default_for(block, gl.float32)!r}>"
     if name == "row_terms_map":
         block = [1, 1, 2, ROWS]
         return f"tensordesc<fp32{block},{gl.NVMMASharedLayout(0, 32, rank=4)!r}>"

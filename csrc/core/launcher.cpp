@@ -137,7 +137,7 @@ void launch_kernel(const Launch& launch, const Arguments& args, DeviceState& sta
   for (int i = 0; i < kernel.num_params; ++i) {
     const Arg arg = kernel.params[i];
     if (arg_info(arg).type == ArgType::tensor_map) {
-      maps[map] = encode(arg, args, kernel.dtype, kernel.boxes[map]);
+      maps[map] = encode(arg, args, kernel, kernel.boxes[map]);
       params[count++] = &maps[map++];
       for (int follower = 0; follower < kMapFollowers; ++follower) params[count++] = &null;
       continue;

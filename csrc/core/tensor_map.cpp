@@ -59,13 +59,20 @@ Described describe(const Source& source, const Arguments& args, DType dtype) {
   return made;
 }
 
-Described describe_row_terms(const Arguments& args) {
-  constexpr cuuint64_t kRows = 64, kRowBytes = kRows * sizeof(float);
-  const cuuint64_t rows = 2 * ((number(args, Arg::seqlen_q) + kRows - 1) / kRows), heads = number(args, Arg::heads_q);
-  return {args[Arg::row_terms].pointer,
+// Of fp32 scratch, [B, Hq, rows, columns] contiguous; the rows are those of a block of 64 queries.
+Described describe_scratch(Arg data, const Arguments& args, cuuint64_t rows_a_block, cuuint64_t columns) {
+  const cuuint64_t rows = (number(args, Arg::seqlen_q) + 63) / 64 * rows_a_block, heads = number(args, Arg::heads_q);
+  const cuuint64_t row_bytes = columns * sizeof(float);
+  return {args[data].pointer,
           CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-          {kRows, rows, heads, number(args, Arg::batch)},
-          {kRowBytes, kRowBytes * rows, kRowBytes * rows * heads}};
+          {columns, rows, heads, number(args, Arg::batch)},
+          {row_bytes, row_bytes * rows, row_bytes * rows * heads}};
+}
+
+Described describe(Arg map, const Arguments& args, const Kernel& kernel) {
+  if (map == Arg::row_terms_map) return describe_scratch(Arg::row_terms, args, 2, 64);
+  if (map == Arg::dq_acc_map) return describe_scratch(Arg::dq_acc, args, 2 * kernel.block_d, 32);
+  return describe(source_of(map), args, kernel.dtype);
 }
 
 bool is_broadcast(const Tensor& t) {
@@ -89,8 +96,8 @@ const char* map_refusal(const Problem& p) {
   return nullptr;
 }
 
-CUtensorMap encode(Arg map, const Arguments& args, DType dtype, const Box& box) {
-  const Described tensor = map == Arg::row_terms_map ? describe_row_terms(args) : describe(source_of(map), args, dtype);
+CUtensorMap encode(Arg map, const Arguments& args, const Kernel& kernel, const Box& box) {
+  const Described tensor = describe(map, args, kernel);
   const cuuint32_t box_sizes[] = {static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1};
   CUtensorMap made;

@@ -15,6 +15,6 @@ const char* map_refusal(const Problem& problem);
 
 // The descriptor `map` of a [B, H, S, D] tensor whose pointer, sizes and strides are in `args`. What a copy takes from
 // outside the tensor is zero; what it would write there is dropped.
-CUtensorMap encode(Arg map, const Arguments& args, DType dtype, const Box& box);
+CUtensorMap encode(Arg map, const Arguments& args, const Kernel& kernel, const Box& box);
 
 }  // namespace flashtri

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .bwd_wide import Wide, dk_and_dp, dv_and_p
-from .keys import LOG2E, ROWS, add_to_dq, barriers, load_terms, probabilities, task_of
+from .keys import LOG2E, ROWS, add_to_dq, barriers, in_order_of_sums, load_terms, probabilities, task_of
 from .turns import meet
 
 
@@ -36,6 +36,9 @@ class Narrow:
     q_free: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor
     dout_free: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor  # [2, 1, 1, 128, 32], fp32, one for each warpgroup; at BLOCK_D 128 only
+    dq_full: gl.shared_memory_descriptor  # [2, 1]
+    dq_free: gl.shared_memory_descriptor
     BLOCK_D: gl.constexpr
     STAGES: gl.constexpr
 
@@ -68,6 +71,28 @@ def producer(q_map, k_map, v_map, dout_map, row_terms_map, shared, task, group_s
             mbarrier.expect(full, shared.dout.index(0).nbytes_per_cta)
             tma.async_load(dout_map, [task.b, h, i * ROWS, 0], full, shared.dout.index(stage))
             block += 1
+
+
+@gluon.jit
+def writer(dq_acc_map, shared, task, group_size, WG: gl.constexpr):
+    """One warp: has the copy engine add a warpgroup's share of dq, [64 queries, 64 columns], block by block."""
+    block = 0
+    for g in range(group_size):
+        for i in range(task.first, task.end):
+            mbarrier.wait(shared.dq_full.index(WG), block & 1)
+            place = [task.b, task.h_k * group_size + g, (2 * i + WG) * 128, 0]
+            tma.async_atomic_add(dq_acc_map, place, shared.dq.index(WG))
+            tma.store_wait(0)
+            mbarrier.arrive(shared.dq_free.index(WG), count=1)
+            block += 1
+
+
+@gluon.jit
+def hand_over_dq(shared, dq, block, WG: gl.constexpr):
+    mbarrier.wait(shared.dq_free.index(WG), (block & 1) ^ 1)
+    shared.dq.index(WG).reshape([128, 32]).store(in_order_of_sums(dq).reshape([128, 32]))
+    fence_async_shared()
+    mbarrier.arrive(shared.dq_full.index(WG), count=1)
 
 
 @gluon.jit
@@ -124,10 +149,11 @@ def consumer(
             dout = shared.dout.index(stage).reshape([ROWS, BLOCK_D])
             zeros = gl.zeros((ROWS, ROWS), gl.float32, s_layout)
             mbarrier.wait(shared.q_full.index(stage), parity)
+            # Before the products: a load from shared memory queues behind those that have been issued.
+            lse2 = load_terms(shared.row_terms.index(stage), 0, s_layout)
             s = warpgroup_mma(k_left, q.permute((1, 0)), zeros, use_acc=False, is_async=True)  # [keys, queries]
             mbarrier.wait(shared.dout_full.index(stage), parity)
             dp = warpgroup_mma(v_left, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)  # [keys, queries]
-            lse2 = load_terms(shared.row_terms.index(stage), 0, s_layout)
             s = warpgroup_mma_wait(1, deps=(s,))
             p = probabilities(s, lse2, scale2, i, keys, task, seqlen_k, band_lo, band_hi)
             p_left = gl.convert_layout(p.to(dtype), a_layout)
@@ -143,7 +169,8 @@ def consumer(
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, is_async=True)
                 dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
                 mbarrier.arrive(shared.dout_free.index(stage), count=1)
-                add_to_dq(acc + (i * BLOCK_D + WG * ROWS) * ROWS, dq)
+                # From registers, as below, the sums would hold them too long: the next S needs the same ones.
+                hand_over_dq(shared, dq, block, WG)
             else:
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, is_async=True)
                 meet()
@@ -171,7 +198,7 @@ def consumer(
 
 @gluon.jit
 def bwd_hopper(
-    q_map, k_map, v_map, dout_map, row_terms_map, dk_map, dv_map, dq_acc,
+    q_map, k_map, v_map, dout_map, row_terms_map, dk_map, dv_map, dq_acc_map, dq_acc,
     batch, heads_q, group_size, heads_at_once, seqlen_q, seqlen_k, band_lo, band_hi, scale,
     BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -211,17 +238,36 @@ def bwd_hopper(
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         shared = Narrow(
-            k, v, q, dout, row_terms, ds, k_full, v_full, q_full, q_free, dout_full, dout_free, BLOCK_D, STAGES
-        )
+            k, v, q, dout, row_terms, ds, k_full, v_full, q_full, q_free, dout_full, dout_free,
+            gl.allocate_shared_memory(gl.float32, [BLOCK_D // 64, 1, 1, 128, 32], dq_acc_map.layout),
+            barriers(1, 2), barriers(1, 2), BLOCK_D, STAGES,
+        )  # fmt: skip
         fence_async_shared()
-        gl.warp_specialize([
-            (consumer, (
-                dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi, scale,
-                0,
-            )),
-            (consumer, (
-                dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi, scale,
-                1,
-            )),
-            (producer, (q_map, k_map, v_map, dout_map, row_terms_map, shared, task, group_size, TILES)),
-        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+        if BLOCK_D == 128:
+            gl.warp_specialize([
+                (consumer, (
+                    dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi,
+                    scale, 0,
+                )),
+                (consumer, (
+                    dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi,
+                    scale, 1,
+                )),
+                (producer, (q_map, k_map, v_map, dout_map, row_terms_map, shared, task, group_size, TILES)),
+                (writer, (dq_acc_map, shared, task, group_size, 0)),
+                (writer, (dq_acc_map, shared, task, group_size, 1)),
+            ], [4, 1, 1, 1], [
+                CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS,
+            ])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consumer, (
+                    dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi,
+                    scale, 0,
+                )),
+                (consumer, (
+                    dk_map, dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen_k, band_lo, band_hi,
+                    scale, 1,
+                )),
+                (producer, (q_map, k_map, v_map, dout_map, row_terms_map, shared, task, group_size, TILES)),
+            ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

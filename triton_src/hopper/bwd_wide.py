@@ -90,8 +90,8 @@ def dv_and_p(dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen
             dout = shared.dout.index(stage).reshape([ROWS, BLOCK_D])
             zeros = gl.zeros((ROWS, ROWS), gl.float32, s_layout)
             mbarrier.wait(shared.q_full.index(stage), parity)
+            lse2 = load_terms(shared.row_terms.index(stage), 0, s_layout)  # before the product, as in bwd.py
             s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)  # [keys, queries]
-            lse2 = load_terms(shared.row_terms.index(stage), 0, s_layout)
             s = warpgroup_mma_wait(0, deps=(s,))
             p = probabilities(s, lse2, scale2, i, keys, task, seqlen_k, band_lo, band_hi).to(dtype)
             mbarrier.wait(shared.p_free.index(buffer), ((block >> 1) & 1) ^ 1)

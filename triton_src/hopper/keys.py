@@ -82,15 +82,18 @@ def probabilities(s, lse2, scale2, i, keys, task, seqlen_k, band_lo, band_hi):
 
 
 @gluon.jit
-def add_to_dq(acc, dq):
-    """Adds [ROWS, columns] to fp32 sums that lie in the order in which threads hold a wgmma's result.
-
-    So each thread adds 16 bytes at a time, from its registers.
-    """
-    count: gl.constexpr = ROWS * dq.shape[1]
+def in_order_of_sums(dq):
+    """[ROWS, columns] as a row of numbers, in the order in which threads hold a wgmma's result: 16 bytes a thread."""
     # Rows are 4 warps x 2 registers x 8 lanes, columns registers x 4 lanes x 2 registers.
-    dq = dq.reshape([4, 2, 8, count // 512, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([count])
-    gl.atomic_add(acc + gl.arange(0, count, dq.type.layout), dq, sem="relaxed")
+    dq = dq.reshape([4, 2, 8, dq.shape[1] // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    return dq.reshape([ROWS * dq.shape[0] * 8])
+
+
+@gluon.jit
+def add_to_dq(acc, dq):
+    """Adds [ROWS, columns] to the fp32 sums, from registers."""
+    dq = in_order_of_sums(dq)
+    gl.atomic_add(acc + gl.arange(0, dq.shape[0], dq.type.layout), dq, sem="relaxed")
 
 
 @gluon.jit
