@@ -58,7 +58,8 @@ def producer(q_map, k_map, v_map, dout_map, row_terms_map, shared, task, group_s
     block = 0
     for g in range(group_size):
         h = task.h_k * group_size + g
-        for i in range(task.first, task.end):
+        for step in range(task.first, task.end):
+            i = task.query_block(step)
             stage = block % shared.STAGES
             parity = (block // shared.STAGES) & 1
             mbarrier.wait(shared.q_free.index(stage), parity ^ 1)
@@ -78,7 +79,8 @@ def writer(dq_acc_map, shared, task, group_size, WG: gl.constexpr):
     """One warp: has the copy engine add a warpgroup's share of dq, [64 queries, 64 columns], block by block."""
     block = 0
     for g in range(group_size):
-        for i in range(task.first, task.end):
+        for step in range(task.first, task.end):
+            i = task.query_block(step)
             mbarrier.wait(shared.dq_full.index(WG), block & 1)
             place = [task.b, task.h_k * group_size + g, (2 * i + WG) * 128, 0]
             tma.async_atomic_add(dq_acc_map, place, shared.dq.index(WG))
@@ -140,7 +142,8 @@ def consumer(
         # 64-bit: batch * heads * seqlen * head_dim may pass 2^31.
         head_index = (task.b * heads_q + task.h_k * group_size + g).to(gl.int64)
         acc = dq_acc + head_index * blocks_m * (ROWS * BLOCK_D)
-        for i in range(task.first, task.end):
+        for step in range(task.first, task.end):
+            i = task.query_block(step)
             stage = block % shared.STAGES
             parity = (block // shared.STAGES) & 1
             # Two buffers: a warpgroup that is past the meeting of this block has read those of the block before.

@@ -82,7 +82,8 @@ def dv_and_p(dv_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, seqlen
         # 64-bit: batch * heads * seqlen * head_dim may pass 2^31.
         head_index = (task.b * heads_q + task.h_k * group_size + g).to(gl.int64)
         acc = dq_acc + head_index * blocks_m * (ROWS * BLOCK_D)
-        for i in range(task.first, task.end):
+        for step in range(task.first, task.end):
+            i = task.query_block(step)
             stage = block % shared.STAGES
             parity = (block // shared.STAGES) & 1
             buffer = block & 1
@@ -133,7 +134,8 @@ def dk_and_dp(dk_map, dq_acc, shared, task, heads_q, group_size, seqlen_q, scale
     for g in range(group_size):
         head_index = (task.b * heads_q + task.h_k * group_size + g).to(gl.int64)
         acc = dq_acc + head_index * blocks_m * (ROWS * BLOCK_D) + ROWS * BLOCK_D // 2
-        for i in range(task.first, task.end):
+        for step in range(task.first, task.end):
+            i = task.query_block(step)
             stage = block % shared.STAGES
             parity = (block // shared.STAGES) & 1
             buffer = block & 1

@@ -20,6 +20,13 @@ class Task:
     full_first: gl.tensor
     full_end: gl.tensor
     end: gl.tensor
+    shift: gl.tensor  # the program begins at first + shift and goes around
+
+    @gluon.jit
+    def query_block(self, step):
+        """The block of step [first, end)."""
+        i = step + self.shift
+        return gl.where(i < self.end, i, i - (self.end - self.first))
 
 
 @gluon.jit
@@ -46,7 +53,10 @@ def task_of(batch, heads_k, heads_at_once, seqlen_q, seqlen_k, band_lo, band_hi,
     full_first = gl.where(start_n + BLOCK_N > seqlen_k, end, full_first)
     full_first = gl.minimum(gl.maximum(full_first, first), end)
     full_end = gl.minimum(gl.maximum(full_end, full_first), end)
-    return Task(head // heads_k, head % heads_k, start_n, first, full_first, full_end, end)
+    # Programs that run at the same time add to dq at different places; where they begin at different blocks, so they do
+    # anyway. 64-bit, as a product of two lengths.
+    shift = gl.where(first == 0, (start_n.to(gl.int64) * end // seqlen_k).to(gl.int32), 0)
+    return Task(head // heads_k, head % heads_k, start_n, first, full_first, full_end, end, shift)
 
 
 @gluon.constexpr_function
