@@ -20,17 +20,23 @@ class Task:
     full_first: gl.tensor
     full_end: gl.tensor
     end: gl.tensor
-    shift: gl.tensor  # the program begins at first + shift and goes around
+    shift: gl.tensor  # where SHIFTED the program begins at first + shift and goes around
+    SHIFTED: gl.constexpr
 
     @gluon.jit
     def query_block(self, step):
         """The block of step [first, end)."""
-        i = step + self.shift
-        return gl.where(i < self.end, i, i - (self.end - self.first))
+        i = step
+        if self.SHIFTED:
+            i = step + self.shift
+            i = gl.where(i < self.end, i, i - (self.end - self.first))
+        return i
 
 
 @gluon.jit
-def task_of(batch, heads_k, heads_at_once, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_N: gl.constexpr):
+def task_of(
+    batch, heads_k, heads_at_once, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_N: gl.constexpr, SHIFTED: gl.constexpr
+):
     """Heads are taken heads_at_once at a time, so that what they read and add to stays in L2; of those, the first block
     of keys of every head comes first: under causality it meets the most queries.
     """
@@ -53,10 +59,10 @@ def task_of(batch, heads_k, heads_at_once, seqlen_q, seqlen_k, band_lo, band_hi,
     full_first = gl.where(start_n + BLOCK_N > seqlen_k, end, full_first)
     full_first = gl.minimum(gl.maximum(full_first, first), end)
     full_end = gl.minimum(gl.maximum(full_end, full_first), end)
-    # Programs that run at the same time add to dq at different places; where they begin at different blocks, so they do
-    # anyway. 64-bit, as a product of two lengths.
+    # So that programs of one head, which run at the same time, add to dq at different places; where they begin at
+    # different blocks, they do so anyway. 64-bit, as a product of two lengths.
     shift = gl.where(first == 0, (start_n.to(gl.int64) * end // seqlen_k).to(gl.int32), 0)
-    return Task(head // heads_k, head % heads_k, start_n, first, full_first, full_end, end, shift)
+    return Task(head // heads_k, head % heads_k, start_n, first, full_first, full_end, end, shift, SHIFTED)
 
 
 @gluon.constexpr_function
