@@ -24,7 +24,7 @@ class Argument:
         if self.type == "mask_ptr":
             # Never read where there is no mask: any type will do.
             return "*" + TRITON_DTYPE["boolean" if mask == "none" else mask]
-        return {"f32_ptr": "*fp32", "i32_ptr": "*i32", "f32": "fp32"}.get(self.type, self.type)
+        return {"f32_ptr": "*fp32", "i32_ptr": "*i32", "i64_ptr": "*i64", "f32": "fp32"}.get(self.type, self.type)
 
     @property
     def sizes(self) -> list[int]:

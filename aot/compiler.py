@@ -27,8 +27,14 @@ class Compiled:
     facts: dict  # an entry of manifest.json
 
 
-def constexprs(kernel, mask: str, tile: Tile) -> dict[str, int]:
-    values = {"MASK": MASKS[mask], "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d}
+def constexprs(kernel, mask: str, tile: Tile, features: bool = False) -> dict[str, int]:
+    values = {
+        "MASK": MASKS[mask],
+        "FEATURES": int(features),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": tile.block_d,
+    }
     if isinstance(tile, hopper.HopperTile):
         values |= hopper.constexprs(tile)
     return {param.name: values[param.name] for param in kernel.params if param.is_constexpr}
@@ -66,7 +72,7 @@ def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None
     if not isinstance(kernel, triton.JITFunction):
         raise BuildError("TRITON_INTERPRET is set, so Triton will not compile: unset it")
     tile = variant.tile
-    consts = constexprs(kernel, variant.mask, tile)
+    consts = constexprs(kernel, variant.mask, tile, variant.features)
     params = run_time_params(kernel)
     known = {name: arguments.lookup(name, variant.function) for name in params}
     index = {param.name: i for i, param in enumerate(kernel.params)}
@@ -95,6 +101,7 @@ def compile_unchecked(variant: Variant, kernel=None, options: dict | None = None
         "arch": variant.arch,
         "dtype": variant.dtype,
         "mask": variant.mask,
+        "features": variant.features,
         **dataclasses.asdict(tile),
         # Warps that a specialised kernel adds are already counted here: the launch uses 32 * num_warps threads.
         "num_warps": result.metadata.num_warps,

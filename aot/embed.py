@@ -59,8 +59,9 @@ def _table(entries: list[dict]) -> str:
     )
     rows = "\n".join(
         f'    {{"{f["name"]}", "{f["symbol"]}", Function::{f["function"]}, {f["arch"]}, DType::{f["dtype"]}, '
-        f"DType::{f['mask']}, {f['block_m']}, {f['block_n']}, {f['block_d']}, {f['num_warps']}, {f['num_stages']}, "
-        f"{f['shared']}, {f['registers']}, {f['spill_bytes']}, k_{f['function']}_params, {len(f['params'])}, "
+        f"DType::{f['mask']}, {int(f['features'])}, {f['block_m']}, {f['block_n']}, {f['block_d']}, {f['num_warps']}, "
+        f"{f['num_stages']}, {f['shared']}, {f['registers']}, {f['spill_bytes']}, k_{f['function']}_params, "
+        f"{len(f['params'])}, "
         f"{{{', '.join(f'{{{rows}, {columns}, {swizzle}}}' for rows, columns, swizzle in f['boxes'])}}}, "
         f"{_symbol(f)}, {f['image_size']}}},"
         for f in entries

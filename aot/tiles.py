@@ -37,7 +37,8 @@ class Tile:
     num_stages: int
 
 
-# {class: {function: {kind: {block_d: (block_m, block_n, num_warps, num_stages)}}}}, kind "masked" for any mask.
+# {class: {function: {kind: {block_d: (block_m, block_n, num_warps, num_stages)}}}}, kind "masked" for any mask,
+# "features" for softcap and dropout with any mask or none, where "masked" does not do for them.
 # A mask costs an address and a value for each score a thread holds, 32 to 64 registers: hence its own, smaller tiles.
 # bwd_dkdv holds two accumulators of block_n x block_d, which sets its limit; the others hold one of block_m x block_d.
 # From hopper on that first dimension is at least 64: below, Triton falls back from wgmma or tcgen05 to mma.sync.
@@ -50,15 +51,19 @@ TILES = {
             "plain": {32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2)},
             # 32 keys at d256: 64 hit the limit of shared memory with an fp32 mask.
             "masked": {32: (64, 64, 4, 2), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
+            # 8 warps at d64 too: a thread's share of tanh and random bits halves, which spilled 488 bytes.
+            "features": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 32, 8, 2)},
         },
         "bwd_dkdv": {
             # d256 spills the most of all, 640 bytes, and is still faster than 32 queries or 32 keys, which spill less.
             "plain": {32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (64, 128, 8, 3), 256: (64, 64, 8, 2)},
             "masked": {32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (32, 64, 4, 3), 256: (32, 64, 8, 2)},
+            "features": {64: (32, 64, 4, 2), 128: (32, 64, 4, 2), 256: (32, 64, 8, 1)},
         },
         "bwd_dq": {
             "plain": {32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 2)},
             "masked": {32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (128, 32, 8, 1)},
+            "features": {64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (128, 32, 8, 1)},
         },
         # One stage: its loop runs once unless the mask is broadcast, so there is nothing to overlap.
         "bwd_dmask": {"masked": {32: (64, 64, 4, 1), 64: (128, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 64, 8, 1)}},
@@ -140,13 +145,14 @@ def tuned() -> dict[tuple[int, str, str, int], Tile]:
         }
 
 
-def tile(function: str, block_d: int, mask: str, arch: int) -> Tile:
+def tile(function: str, block_d: int, mask: str, arch: int, features: bool = False) -> Tile:
     """The tile of a variant. Raises KeyError where the tables have none."""
     if function in ("bwd_delta", "bwd_terms", "bwd_dq_cast"):
         # Memory-bound: 64 rows give enough blocks at any length, and 16 bytes a thread each of out and dout.
         return Tile(64, 0, block_d, 4, 1)
-    kind = kind_of(mask)
+    kind = "features" if features else kind_of(mask)
     if found := tuned().get((arch, function, kind, block_d)):
         return found
-    block_m, block_n, num_warps, num_stages = TILES[ARCH_CLASS[arch]][function][kind][block_d]
+    table = TILES[ARCH_CLASS[arch]][function]
+    block_m, block_n, num_warps, num_stages = table.get(kind, table["masked"])[block_d]
     return Tile(block_m, block_n, block_d, num_warps, num_stages)

@@ -52,6 +52,7 @@ class Variant:
     mask: str
     arch: int
     tile: tiles.Tile
+    features: bool = False  # softcap and dropout, each switched on at run time
     is_candidate: bool = False  # compiled in to be tuned: it is left out where it does not fit
 
     @property
@@ -59,26 +60,36 @@ class Variant:
         mask = "" if self.mask == "none" else f"_mask_{self.mask}"
         several = self.function in (*hopper.FUNCTIONS, *decode.FUNCTIONS)
         rows = f"_m{self.tile.block_m}" if several else ""
-        name = f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}_sm{self.arch}"
+        features = "_features" if self.features else ""
+        name = f"{self.function}_{self.dtype}_d{self.tile.block_d}{rows}{mask}{features}_sm{self.arch}"
         return f"{name}_{tune.label(self.tile)}" if self.is_candidate else name
+
+
+# What is compiled a second time with softcap and dropout: what reads scores, beside no mask or one that the op turns to
+# fp32, and no own kernels for the narrowest heads. All masks and heads would be 56 kernels more an architecture.
+FEATURED = (("fwd", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias"), ("none", "f32"), (64, 128, 256))
+
+
+def has_features(function: str, mask: str, block_d: int) -> bool:
+    return function in FEATURED[0] and mask in FEATURED[1] and block_d in FEATURED[2]
 
 
 def is_excluded(function: str, mask: str, block_d: int) -> bool:
     return any(function in rule[0] and mask in rule[1] and block_d in rule[2] for rule in EXCLUSIONS)
 
 
-def tiles_of(function: str, block_d: int, mask: str, arch: int) -> tuple[tiles.Tile, ...]:
+def tiles_of(function: str, block_d: int, mask: str, arch: int, features: bool) -> tuple[tiles.Tile, ...]:
     if function in hopper.FUNCTIONS:
         return hopper.TILES[function][block_d]
     if function in decode.FUNCTIONS:
         return decode.tiles_of(function, block_d, arch)
-    return (tiles.tile(function, block_d, mask, arch),)
+    return (tiles.tile(function, block_d, mask, arch, features),)
 
 
 def variants(archs=ARCHS) -> list[Variant]:
     """The whole table for these architectures, in the order in which the planner meets it."""
     table = [
-        Variant(function, dtype, mask, arch, tile)
+        Variant(function, dtype, mask, arch, tile, features)
         for arch in archs
         for function in FUNCTIONS
         for dtype in DTYPES
@@ -87,7 +98,8 @@ def variants(archs=ARCHS) -> list[Variant]:
         if mask in ("none", "boolean", dtype, "f32")
         if not is_excluded(function, mask, block_d)
         if arch == hopper.ARCH or function not in (*hopper.FUNCTIONS, *hopper.PASSES)
-        for tile in tiles_of(function, block_d, mask, arch)
+        for features in ((False, True) if has_features(function, mask, block_d) else (False,))
+        for tile in tiles_of(function, block_d, mask, arch, features)
     ]
     apart = (*hopper.FUNCTIONS, *decode.FUNCTIONS)
     tuned = [v for v in table if v.function not in apart and tune.is_wanted(v.name)]

@@ -302,15 +302,19 @@ def _windows():
         )  # fmt: skip
 
 
+# A sink has one gradient a head, and whether the norm of few numbers is within the bound is a matter of luck.
+EIGHT_HEADS = {"heads_q": 8, "heads_k": 8}
+
+
 def _sinks():
     for i, sinks in enumerate(("f32", "f16", "f32", "bf16")):
-        dtype = ("f16", "f16", "bf16", "bf16")[i]
-        yield Problem(heads_k=2, dtype=dtype, sinks=sinks, causal=(None, "bottom_right")[i % 2])
-        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="b1qk", mask_values="dead", has_dlse=i % 2 == 0)
-        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="1hq1")
-        yield Problem(dtype=dtype, sinks=sinks, mask="bool", mask_axes="b11k", mask_values="dead", window=(16, 0))
-        yield Problem(dtype=dtype, sinks=sinks, mask="f32", mask_axes="1hqk", mask_values="lowest")
-    yield Problem(seqlen_q=300, seqlen_k=40, causal="bottom_right", sinks="f32")
+        more = {**EIGHT_HEADS, "dtype": ("f16", "f16", "bf16", "bf16")[i], "sinks": sinks}
+        yield Problem(**more | {"heads_k": 2}, causal=(None, "bottom_right")[i % 2])
+        yield Problem(**more, mask="f32", mask_axes="b1qk", mask_values="dead", has_dlse=i % 2 == 0)
+        yield Problem(**more, mask="f32", mask_axes="1hq1")
+        yield Problem(**more, mask="bool", mask_axes="b11k", mask_values="dead", window=(16, 0))
+        yield Problem(**more, mask="f32", mask_axes="1hqk", mask_values="lowest")
+    yield Problem(**EIGHT_HEADS, seqlen_q=300, seqlen_k=40, causal="bottom_right", sinks="f32")
 
 
 def _relative_biases():
@@ -321,6 +325,7 @@ def _relative_biases():
             seqlen_q=130, seqlen_k=65, dtype=dtype, bias=bias, bias_heads=heads, causal="top_left", sinks="f32"
         )
         yield Problem(dtype=dtype, bias=bias, bias_heads=heads, causal="bottom_right", window=(30, 0), head_dim=72)
+        yield Problem(heads_q=8, heads_k=2, dtype=dtype, bias=bias, bias_heads=heads, sinks="f32")
     for seqlen_q, seqlen_k in ((1, 1), (1, 257), (257, 1), (64, 64), (63, 65), (200, 300), (300, 200)):
         yield Problem(batch=3, heads_q=2, heads_k=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, bias="f32", head_dim=200)
     yield Problem(bias="f32", layout="misaligned")
@@ -333,10 +338,11 @@ def _softcaps_and_dropout():
         yield Problem(heads_k=2, dtype=dtype, **more)
         yield Problem(dtype=dtype, causal="bottom_right", head_dim=96, **more)
         yield Problem(dtype=dtype, mask="f32", mask_axes="1hqk", mask_values="dead", causal="top_left", **more)
-        yield Problem(dtype=dtype, mask="bool", mask_axes="b11k", mask_values="dead", sinks="f32", **more)
+        masked = {"mask": "bool", "mask_axes": "b11k", "mask_values": "dead"}
+        yield Problem(**EIGHT_HEADS, dtype=dtype, **masked, sinks="f32", **more)
         yield Problem(dtype=dtype, mask=dtype, mask_axes="b1qk", mask_values="lowest", head_dim=128, **more)
         yield Problem(seqlen_q=130, dtype=dtype, bias="f32", head_dim=200, **more)
-        yield Problem(heads_k=1, dtype=dtype, window=(40, 5), sinks=dtype, head_dim_v=64, **more)
+        yield Problem(heads_q=8, heads_k=1, dtype=dtype, window=(40, 5), sinks=dtype, head_dim_v=64, **more)
     for sizes in ({"seqlen_k": 0}, {"batch": 0}):
         yield Problem(**sizes, sinks="f32", dropout=0.5, mask="f32")
         yield Problem(**sizes, sinks="f16", bias="f32", softcap=3.0)

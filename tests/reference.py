@@ -139,10 +139,10 @@ def with_kept(inputs, drawn):
 
 
 def kept(rng_state: list[int], dropout_p: float, size: tuple[int, int, int, int]) -> Tensor:
-    """Which probabilities dropout keeps: Philox 4x32-10 in int64, 16 of its bits for each of 8 neighbouring keys."""
+    """Which probabilities dropout keeps: Philox 4x32-10 in int64, 16 of its bits for each of 8 keys among 32."""
     seed, offset = rng_state
     batch, heads, seqlen_q, seqlen_k = size
-    draws = -(-seqlen_k // 8)
+    draws = 4 * -(-seqlen_k // 32)
     word = 0xFFFFFFFF
     head = torch.arange(batch * heads).view(-1, 1, 1)
     row, draw = torch.arange(seqlen_q).view(-1, 1), torch.arange(draws)
@@ -160,7 +160,9 @@ def kept(rng_state: list[int], dropout_p: float, size: tuple[int, int, int, int]
         counter = [high_2 ^ counter[1] ^ key[0], low_2, high_0 ^ counter[3] ^ key[1], low_0]
         key = [key[0] + 0x9E3779B9 & word, key[1] + 0xBB67AE85 & word]
     bits = torch.stack([half for words in counter for half in (words & 0xFFFF, words >> 16)], -1)
-    return (bits >= round(dropout_p * 65536)).flatten(-2)[..., :seqlen_k].reshape(size)
+    # [.., 32 keys, draw, which 8 of the 32, even or odd] -> the order of the keys.
+    bits = bits.unflatten(2, (-1, 4)).unflatten(-1, (4, 2)).transpose(3, 4).flatten(2)
+    return (bits >= round(dropout_p * 65536))[..., :seqlen_k].reshape(size)
 
 
 def peer(inputs) -> Results:

@@ -133,7 +133,7 @@ def test_an_architecture_that_is_not_in_the_table_is_refused():
 def test_the_table_has_one_kernel_for_each_combination():
     table = variants.variants()
     names = [variant.name for variant in table]
-    assert len(names) == len(set(names)) == 144 * len(variants.ARCHS) + 26
+    assert len(names) == len(set(names)) == (144 + 48) * len(variants.ARCHS) + 26
     for functions, masks, block_ds, reason in variants.EXCLUSIONS:
         assert reason and set(functions) <= set(variants.FUNCTIONS) and set(masks) <= set(variants.MASKS)
         assert set(block_ds) <= set(variants.BLOCK_DS)
@@ -159,7 +159,9 @@ def test_manifest_agrees_with_the_kernels_signatures(built):
         tile_class = hopper.HopperTile if facts["function"] in hopper.FUNCTIONS else Tile
         tile = tile_class(*(facts[field.name] for field in dataclasses.fields(tile_class)))
         assert facts["params"] == run_time_params(kernel), f"{facts['name']}: {REBUILD}"
-        assert facts["constexprs"] == constexprs(kernel, facts["mask"], tile), f"{facts['name']}: {REBUILD}"
+        assert facts["constexprs"] == constexprs(kernel, facts["mask"], tile, facts["features"]), (
+            f"{facts['name']}: {REBUILD}"
+        )
         assert facts["image_size"] == len(image)
 
 

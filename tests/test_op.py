@@ -34,6 +34,7 @@ def test_forward(problem, device):
 SOME = [
     Problem(seqlen_q=130, heads_k=2, causal="top_left"),
     Problem(seqlen_q=130, mask="f32", mask_axes="1hqk", mask_values="dead", dtype="bf16"),
+    Problem(seqlen_q=130, bias="f32", bias_heads=1, sinks="f32", window=(50, 0), softcap=3.0, dropout=0.2),
 ]
 
 
@@ -51,33 +52,37 @@ def test_repeats_bit_for_bit(problem, device):
         assert value is None or torch.equal(value, getattr(second, name)), name
 
 
-@pytest.mark.parametrize("needs", range(1, 16), ids=lambda bits: format(bits, "04b"))
-def test_only_needed_gradients(needs, device):
+@pytest.mark.parametrize("needs", range(1, 32), ids=lambda bits: format(bits, "05b"))
+@pytest.mark.parametrize("added", ["mask", "bias"])
+def test_only_needed_gradients(added, needs, device):
     """Every subset of inputs that require a gradient gets the same values as all together, and no other gradient."""
-    inputs = Problem(seqlen_q=33, seqlen_k=40, mask="f32", mask_axes="1hqk").inputs(device)
+    more = {"mask": "f32", "mask_axes": "1hqk"} if added == "mask" else {"bias": "f32"}
+    inputs = Problem(seqlen_q=33, seqlen_k=40, sinks="f32", **more).inputs(device)
     full = run(ours, inputs)
-    tensors = [t.detach().clone() for t in (inputs.q, inputs.k, inputs.v, inputs.mask)]
-    for i, tensor in enumerate(tensors):
-        tensor.requires_grad_(bool(needs >> i & 1))
-    out, lse = ours(*tensors, False, None, False)
+    given = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "mask": inputs.mask, **inputs.options}
+    names = ["q", "k", "v", "sinks", "mask" if added == "mask" else "relative_bias"]
+    for i, name in enumerate(names):
+        given[name] = given[name].detach().clone().requires_grad_(bool(needs >> i & 1))
+    out, lse = ours(**given, is_causal=False, scale=None, bottom_right=False)
     torch.autograd.backward([out, lse], [inputs.dout, inputs.dlse])
-    for tensor, expected in zip(tensors, (full.dq, full.dk, full.dv, full.dmask), strict=True):
-        if tensor.requires_grad:
-            assert torch.equal(tensor.grad, expected)
+    for name in names:
+        if given[name].requires_grad:
+            assert torch.equal(given[name].grad, getattr(full, f"d{name}"))
         else:
-            assert tensor.grad is None
+            assert given[name].grad is None
 
 
-@pytest.mark.parametrize("mask", [None, "bool", "f32"])
-def test_bwd_leaves_out_what_is_not_asked(mask, device):
-    inputs = Problem(seqlen_q=33, seqlen_k=40, mask=mask).inputs(device)
+@pytest.mark.parametrize("added", [{}, {"mask": "bool"}, {"mask": "f32"}, {"sinks": "f32"}, {"bias": "f32"}], ids=str)
+def test_bwd_leaves_out_what_is_not_asked(added, device):
+    inputs = Problem(seqlen_q=33, seqlen_k=40, **added).inputs(device)
     q, k, v = inputs.q, inputs.k, inputs.v
-    saved = torch.ops.flashtri.fwd(q, k, v, inputs.mask)
-    for wanted in range(4):
-        output_mask = [i == wanted for i in range(6)]
-        found = torch.ops.flashtri.bwd(inputs.dout, None, q, k, v, *saved, inputs.mask, output_mask=output_mask)
-        for i, (gradient, source) in enumerate(zip(found[:4], (q, k, v, inputs.mask), strict=True)):
-            has_gradient = i == wanted and not (i == 3 and mask != "f32")
+    sources = (q, k, v, inputs.mask, inputs.options.get("sinks"), inputs.options.get("relative_bias"))
+    saved = torch.ops.flashtri.fwd(q, k, v, inputs.mask, **inputs.options)
+    for wanted in range(6):
+        options = {**inputs.options, "output_mask": [i == wanted for i in range(6)]}
+        found = torch.ops.flashtri.bwd(inputs.dout, None, q, k, v, *saved, inputs.mask, **options)
+        for i, (gradient, source) in enumerate(zip(found, sources, strict=True)):
+            has_gradient = i == wanted and source is not None and source.is_floating_point()
             assert gradient.shape == (source.shape if has_gradient else (0,))
 
 

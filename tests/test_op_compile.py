@@ -19,13 +19,19 @@ SOME = [
     Problem(seqlen_q=33, seqlen_k=40, heads_k=2, causal="top_left"),
     Problem(seqlen_q=33, seqlen_k=40, mask="f32", mask_axes="b1qk", mask_values="dead", dtype="bf16", layout="bshd"),
     Problem(seqlen_q=33, seqlen_k=40, mask="bool", mask_axes="11k", head_dim_v=64, layout="transposed"),
+    Problem(seqlen_q=33, seqlen_k=40, window=(9, 3), sinks="f32", bias="f16", softcap=4.0),
 ]
 
 
 def arguments(inputs, requires_grad=False):
     tensors = (t.detach().clone() if t is not None else None for t in (inputs.q, inputs.k, inputs.v, inputs.mask))
     given = [t.requires_grad_() if requires_grad and t is not None and t.is_floating_point() else t for t in tensors]
-    return (*given, 0.0, inputs.is_causal), {"scale": inputs.scale, "bottom_right": inputs.bottom_right}
+    options = {
+        name: value.detach().clone().requires_grad_(requires_grad) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.options.items()
+    }
+    options |= {"scale": inputs.scale, "bottom_right": inputs.bottom_right}
+    return (*given, 0.0, inputs.is_causal), options
 
 
 def backward_arguments(inputs):

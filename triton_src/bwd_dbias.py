@@ -8,12 +8,13 @@ from .score_gradient import score_gradient
 
 @triton.jit
 def bwd_dbias(
-    q, k, v, mask, dout, lse, row_stats, delta, dbias,
+    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dbias,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, batch, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
     mask_heads, splits, scale,
-    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    softcap, dropout_threshold, dropout_scale,
+    MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One split of one diagonal of square score tiles, [BLOCK_M, BLOCK_M] each, which all hold the same distances.
 
@@ -40,6 +41,7 @@ def bwd_dbias(
     loop_h = tl.where(mask_heads == 1, heads_q, 1)
     total = loop_m.to(tl.int64) * loop_h * batch
     acc = tl.zeros((BLOCK_M, BLOCK_M), tl.float32)
+    features = (rng_state, softcap, dropout_threshold, dropout_scale)
     for i in tl.range(0, tl.cdiv(total - split, splits)):
         index = split.to(tl.int64) + i * splits
         m = first + (index % loop_m).to(tl.int32)
@@ -51,7 +53,7 @@ def bwd_dbias(
             q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
             dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
             num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-            MASK, BLOCK_M, BLOCK_N, BLOCK_D,
+            features, MASK, FEATURES, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
 
     # Row r turned left by r: column d then holds the distance d, or d - BLOCK_M where it came round.

@@ -14,6 +14,7 @@ from .common import (
     probabilities,
     tile_offsets,
 )
+from .features import capped, dropout_factor
 
 
 @triton.jit
@@ -22,7 +23,8 @@ def dkdv_head(
     count, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    features, start_n, MASK: tl.constexpr, FEATURES: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` query blocks of one head: with EDGE those that need a mask, else the full ones from `full_first` on.
 
@@ -37,8 +39,10 @@ def dkdv_head(
     dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
     in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    # As in the forward.
+    unit = 1.0 if FEATURES else scale
     # With a mask the edges are not pipelined: few blocks, and it halves code and spills.
-    for i in tl.range(0, count, num_stages=1 if EDGE and MASK != 0 else None):
+    for i in tl.range(0, count, num_stages=1 if EDGE and MASK != 0 and not FEATURES else None):
         if EDGE:
             start = edge_block(i, first, full_first, full_end) * BLOCK_M
         else:
@@ -54,24 +58,35 @@ def dkdv_head(
         s_t = tl.dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
         if EDGE:
             keep = in_band(rows[None, :], columns[:, None], seqlen_k, band_lo, band_hi)
-        p_t = probabilities(s_t, scale, mask_tile, keep, row_term[None, :], row_factor[None, :], MASK, EDGE)
+        if FEATURES:
+            s_t, slope = capped(s_t, scale, features)
+        p_t = probabilities(s_t, unit, mask_tile, keep, row_term[None, :], row_factor[None, :], MASK, EDGE)
         dout_tile = load_tile(dout, start, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, EDGE)
-        dv_acc = tl.dot(p_t.to(dout_tile.dtype), dout_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
+        dropped = p_t
+        if FEATURES:
+            factor = tl.trans(dropout_factor(b * heads_q + h, rows, start_n, features, BLOCK_M, BLOCK_N))
+            dropped *= factor
+        dv_acc = tl.dot(dropped.to(dout_tile.dtype), dout_tile, dv_acc)  # [BLOCK_N, BLOCK_D]
         row_delta = load_rows(delta + row_base, rows, seqlen_q, 0.0, EDGE)
         dp_t = tl.dot(v_tile, tl.trans(dout_tile))  # [BLOCK_N, BLOCK_M]
+        if FEATURES:
+            dp_t *= factor
         ds_t = p_t * (dp_t - row_delta[None, :])
+        if FEATURES:
+            ds_t *= slope
         dk_acc = tl.dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)  # [BLOCK_N, BLOCK_D]
     return dk_acc, dv_acc
 
 
 @triton.jit
 def bwd_dkdv(
-    q, k, v, mask, dout, lse, row_stats, delta, dk, dv,
+    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dk, dv,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
     dv_stride_b, dv_stride_h, dv_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    softcap, dropout_threshold, dropout_scale,
+    MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head. Grid: cdiv(seqlen_k, BLOCK_N) * batch * heads_k."""
     num_blocks = tl.cdiv(seqlen_k, BLOCK_N)
@@ -98,23 +113,27 @@ def bwd_dkdv(
 
     # Keys past the end need no edge: each key's gradient is a row of its own here, and theirs is not stored.
     first, full_first, full_end, end = block_ranges(start_n, seqlen_k, seqlen_q, -band_hi, -band_lo, BLOCK_N, BLOCK_M)
+    if FEATURES:
+        full_end = full_first  # as in the forward
     full = full_end - full_first
+    features = (rng_state, softcap, dropout_threshold, dropout_scale)
     # Two loops over the group rather than one with both bodies: less stays live, which is what spilled.
-    for g in tl.range(0, group_size):
-        dk_acc, dv_acc = dkdv_head(
-            dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
-            full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
-            dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-            num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-            MASK, False, BLOCK_M, BLOCK_D,
-        )  # fmt: skip
+    if not FEATURES:
+        for g in tl.range(0, group_size):
+            dk_acc, dv_acc = dkdv_head(
+                dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
+                full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
+                dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
+                num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
+                features, start_n, MASK, FEATURES, False, BLOCK_M, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
     for g in tl.range(0, group_size):
         dk_acc, dv_acc = dkdv_head(
             dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
             end - first - full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
             dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
             num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-            MASK, True, BLOCK_M, BLOCK_D,
+            features, start_n, MASK, FEATURES, True, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
 
     in_columns = (columns < seqlen_k)[:, None]

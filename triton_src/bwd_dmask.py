@@ -8,12 +8,13 @@ from .score_gradient import score_gradient
 
 @triton.jit
 def bwd_dmask(
-    q, k, v, mask, dout, lse, row_stats, delta, dmask,
+    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dmask,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, batch, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
     mask_batch, mask_heads, mask_rows, mask_columns, splits, scale,
-    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    softcap, dropout_threshold, dropout_scale,
+    MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One split of one tile of the mask: every splits-th score tile that the mask tile is broadcast over.
 
@@ -37,6 +38,7 @@ def bwd_dmask(
     total = loop_n.to(tl.int64) * loop_m * loop_h * loop_b
 
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    features = (rng_state, softcap, dropout_threshold, dropout_scale)
     for i in tl.range(0, tl.cdiv(total - split, splits)):
         index = split.to(tl.int64) + i * splits
         start_n = (tile_n + (index % loop_n).to(tl.int32)) * BLOCK_N
@@ -53,7 +55,7 @@ def bwd_dmask(
                 v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
                 mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
                 num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-                MASK, BLOCK_M, BLOCK_N, BLOCK_D,
+                features, MASK, FEATURES, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
 
     # 64-bit: splits * the mask's elements may pass 2^31.

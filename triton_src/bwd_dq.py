@@ -14,19 +14,23 @@ from .common import (
     probabilities,
     tile_offsets,
 )
+from .features import capped, dropout_factor
 
 
 @triton.jit
 def dq_blocks(
-    dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, count, first, full_first, full_end,
-    k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
-    scale, MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, head_index, count, first, full_first,
+    full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
+    band_hi, scale, features, MASK: tl.constexpr, FEATURES: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on."""
     k_offsets = tile_offsets(k_stride_s, BLOCK_N, BLOCK_D)
     v_offsets = tile_offsets(v_stride_s, BLOCK_N, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
     in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    # As in the forward.
+    unit = 1.0 if FEATURES else scale
     for i in tl.range(0, count):
         if EDGE:
             start = edge_block(i, first, full_first, full_end) * BLOCK_N
@@ -43,21 +47,28 @@ def dq_blocks(
         s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         if EDGE:
             keep = in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi)
-        p = probabilities(s, scale, mask_tile, keep, row_term[:, None], row_factor[:, None], MASK, EDGE)
+        if FEATURES:
+            s, slope = capped(s, scale, features)
+        p = probabilities(s, unit, mask_tile, keep, row_term[:, None], row_factor[:, None], MASK, EDGE)
         dp = tl.dot(dout_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
+        if FEATURES:
+            dp *= dropout_factor(head_index, rows, start, features, p.shape[0], BLOCK_N)
         ds = p * (dp - row_delta[:, None])
+        if FEATURES:
+            ds *= slope
         dq_acc = tl.dot(ds.to(k_tile.dtype), k_tile, dq_acc)  # [BLOCK_M, BLOCK_D]
     return dq_acc
 
 
 @triton.jit
 def bwd_dq(
-    q, k, v, mask, dout, lse, row_stats, delta, dq,
+    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dq,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
     mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    softcap, dropout_threshold, dropout_scale,
+    MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q."""
     num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -89,16 +100,20 @@ def bwd_dq(
     dq_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     first, full_first, full_end, end = block_ranges(start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N)
+    if FEATURES:
+        full_end = full_first  # one loop for all blocks: with two, these kernels would be twice as large
     full = full_end - full_first
+    features = (rng_state, softcap, dropout_threshold, dropout_scale)
+    if not FEATURES:
+        dq_acc = dq_blocks(
+            dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, head_index, full, first,
+            full_first, full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim,
+            head_dim_v, band_lo, band_hi, scale, features, MASK, FEATURES, False, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     dq_acc = dq_blocks(
-        dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, full, first, full_first, full_end,
-        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
-        band_hi, scale, MASK, False, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    dq_acc = dq_blocks(
-        dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, end - first - full, first,
-        full_first, full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim,
-        head_dim_v, band_lo, band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
+        dq_acc, q_tile, dout_tile, row_delta, row_term, row_factor, k, v, mask, rows, head_index, end - first - full,
+        first, full_first, full_end, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim,
+        head_dim_v, band_lo, band_hi, scale, features, MASK, FEATURES, True, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     dq_tile = dq + start_m * dq_stride_s + tile_offsets(dq_stride_s, BLOCK_M, BLOCK_D)

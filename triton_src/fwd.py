@@ -4,13 +4,15 @@ import triton
 import triton.language as tl
 
 from .common import LN2, LOG2E, block_ranges, edge_block, in_band, load_mask, load_tile, mask_scores, tile_offsets
+from .features import capped, dropout_factor
 
 
 @triton.jit
 def fwd_blocks(
-    acc, row_max, row_sum, q_tile, k, v, mask, rows, count, first, full_first, full_end,
+    acc, row_max, row_sum, q_tile, k, v, mask, rows, head_index, count, first, full_first, full_end,
     k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
-    scale, MASK: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    scale, features, MASK: tl.constexpr, FEATURES: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` key blocks: with EDGE those that need a mask, else the full ones from `full_first` on.
 
@@ -20,6 +22,8 @@ def fwd_blocks(
     v_offsets = tile_offsets(v_stride_s, BLOCK_N, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
     in_dim_v = (tl.arange(0, BLOCK_D) < head_dim_v)[None, :]
+    # What is left to do to the scores: capping has them scaled.
+    unit = 1.0 if FEATURES else scale
     for i in tl.range(0, count):
         if EDGE:
             start = edge_block(i, first, full_first, full_end) * BLOCK_N
@@ -32,11 +36,13 @@ def fwd_blocks(
             # (after it, 16-bit and boolean masks made it compute the softmax twice, in two layouts).
             mask_tile = load_mask(mask, rows, columns, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k)
         s = tl.dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        if FEATURES:
+            s, _ = capped(s, scale, features)
         if MASK != 0:
-            s = mask_scores(s, scale, mask_tile, MASK)
+            s = mask_scores(s, unit, mask_tile, MASK)
         elif EDGE:
             # Scaled before masking, as a scale of 0 times -inf would be NaN.
-            s = s * (scale * LOG2E)
+            s = s * (unit * LOG2E)
         if EDGE:
             s = tl.where(in_band(rows[:, None], columns[None, :], seqlen_k, band_lo, band_hi), s, float("-inf"))
         if MASK != 0 or EDGE:
@@ -50,11 +56,14 @@ def fwd_blocks(
                 p = tl.math.exp2(s - safe_max[:, None])
                 alpha = tl.math.exp2(row_max - safe_max)
         else:
-            new_max = tl.maximum(row_max, tl.max(s, 1) * (scale * LOG2E))
-            p = tl.math.exp2(s * (scale * LOG2E) - new_max[:, None])
+            new_max = tl.maximum(row_max, tl.max(s, 1) * (unit * LOG2E))
+            p = tl.math.exp2(s * (unit * LOG2E) - new_max[:, None])
             alpha = tl.math.exp2(row_max - new_max)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
+        if FEATURES:
+            # After the sum: dropout leaves out values, not their share of the softmax.
+            p *= dropout_factor(head_index, rows, start, features, p.shape[0], BLOCK_N)
         v_tile = load_tile(v, start, v_stride_s, v_offsets, in_dim_v, seqlen_k, BLOCK_N, EDGE)  # [BLOCK_N, BLOCK_D]
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc)  # [BLOCK_M, BLOCK_D]
         row_max = new_max
@@ -76,11 +85,12 @@ def add_sink(acc, row_max, row_sum, sink, has_sink, MASK: tl.constexpr):
 
 @triton.jit
 def fwd(
-    q, k, v, mask, sinks, out, lse, row_stats,
+    q, k, v, mask, sinks, rng_state, out, lse, row_stats,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
     num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, has_sinks, scale,
-    MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    softcap, dropout_threshold, dropout_scale,
+    MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q.
 
@@ -109,16 +119,20 @@ def fwd(
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
 
     first, full_first, full_end, end = block_ranges(start_m, seqlen_q, seqlen_k, band_lo, band_hi, BLOCK_M, BLOCK_N)
+    if FEATURES:
+        full_end = full_first  # one loop for all blocks: with two, these kernels would be twice as large
     full = full_end - full_first
+    features = (rng_state, softcap, dropout_threshold, dropout_scale)
+    if not FEATURES:
+        acc, row_max, row_sum = fwd_blocks(
+            acc, row_max, row_sum, q_tile, k, v, mask, rows, head_index, full, first, full_first, full_end,
+            k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
+            band_hi, scale, features, MASK, FEATURES, False, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     acc, row_max, row_sum = fwd_blocks(
-        acc, row_max, row_sum, q_tile, k, v, mask, rows, full, first, full_first, full_end,
+        acc, row_max, row_sum, q_tile, k, v, mask, rows, head_index, end - first - full, first, full_first, full_end,
         k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
-        band_hi, scale, MASK, False, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    acc, row_max, row_sum = fwd_blocks(
-        acc, row_max, row_sum, q_tile, k, v, mask, rows, end - first - full, first, full_first, full_end,
-        k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo,
-        band_hi, scale, MASK, True, BLOCK_N, BLOCK_D,
+        band_hi, scale, features, MASK, FEATURES, True, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks + h, has_sinks, MASK)

@@ -52,9 +52,10 @@ void check(const Problem& p) {
   if ((p.dk.dtype == DType::none) != (p.dv.dtype == DType::none)) {
     throw PlanError("flashtri: dk and dv come from one kernel: describe both or neither", false);
   }
-  if (p.mask.dtype != served_mask_dtype(p.q.dtype, p.mask.dtype)) {
+  if (p.mask.dtype != served_mask_dtype(p)) {
     throw PlanError(std::string("flashtri: the mask of a ") + dtype_name(p.q.dtype) + " problem must be boolean, " +
-                        dtype_name(p.q.dtype) + " or f32, got " + dtype_name(p.mask.dtype) + "; convert it to f32",
+                        dtype_name(p.q.dtype) + " or f32, f32 with softcap or dropout; got " +
+                        dtype_name(p.mask.dtype) + "; convert it to f32",
                     false);
   }
   const std::pair<const char*, const Tensor*> tensors[] = {{"q", &p.q},     {"k", &p.k},       {"v", &p.v},
@@ -127,6 +128,10 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set_i32(Arg::has_seqused_k, p.has_seqused_k);
   args.set_i64(Arg::table_stride_b, p.table_stride_b);
   args.set_i32(Arg::page_size, p.k.size[2]);
+  args.set(Arg::rng_state, nullptr);
+  args.set_f32(Arg::softcap, p.softcap);
+  args.set_i32(Arg::dropout_threshold, dropout_threshold(p.dropout_p));
+  args.set_f32(Arg::dropout_scale, static_cast<float>(1.0 / (1.0 - p.dropout_p)));
 }
 
 // One program sums every place that a tile of the mask is broadcast to. Where the mask has few tiles, several programs
@@ -191,8 +196,9 @@ bool is_readable(const Tensor& t) {
   return true;
 }
 
-DType served_mask_dtype(DType q, DType mask) {
-  return mask != q && (mask == DType::f16 || mask == DType::bf16) ? DType::f32 : mask;
+DType served_mask_dtype(const Problem& p) {
+  if (p.mask.dtype == DType::none || p.needs_features()) return p.mask ? DType::f32 : DType::none;
+  return p.mask.dtype != p.q.dtype && p.mask.dtype != DType::boolean ? DType::f32 : p.mask.dtype;
 }
 
 Problem as_kernels_see(const Problem& problem) {

@@ -63,9 +63,9 @@ struct Plan {
 // a q, k, v or dout that is not.
 bool is_readable(const Tensor& tensor);
 
-// What the kernels read a mask as, beside q of this dtype: fp32 for the 16-bit dtype that is not q's, which the op
-// converts first, in the mask's own size; any other as it is.
-DType served_mask_dtype(DType q, DType mask);
+// What the kernels read the problem's mask as: fp32 with softcap or dropout, and for the 16-bit dtype that is not q's.
+// The op converts it first, in the mask's own size.
+DType served_mask_dtype(const Problem& problem);
 
 // The problem with its relative bias in the mask's place: one number for every pair of row and key, read along
 // diagonals by strides of opposite sign.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -38,6 +39,8 @@ struct Problem {
   bool bottom_right = false;  // the diagonal ends in the last row's last key (else starts at the first row's first)
   int64_t window_left = kNoWindow, window_right = kNoWindow;
   Tensor relative_bias;    // [1, Hq or 1, 1, Sq + Sk - 1]; no mask beside it
+  float softcap = 0.0f;    // 0: none
+  double dropout_p = 0.0;  // the share of probabilities dropped, by bits from Arg::rng_state, which the caller sets
   bool has_sinks = false;  // fp32 [Hq], set as Arg::sinks by the caller
 
   // Keys of each sequence that exist are in a tensor on the device (Arg::seqused_k).
@@ -61,9 +64,13 @@ struct Problem {
   Band band() const { return band_of(q.size[2], seqlen_k(), is_causal, bottom_right, window_left, window_right); }
   // The same around a diagonal that each sequence has of its own.
   Band reach() const { return reach_of(q.size[2], seqlen_k(), is_causal, window_left, window_right); }
+  bool needs_features() const { return softcap > 0.0f || dropout_p > 0.0; }
   bool has_left_edge() const { return band().lo > -q.size[2]; }
   bool deterministic = false;  // the same bits every time: only kernels that add in a fixed order
 };
+
+// Dropout's 16 random bits must reach this.
+inline int32_t dropout_threshold(double dropout_p) { return static_cast<int32_t>(std::lround(dropout_p * 65536.0)); }
 
 struct Device {
   int arch = 0;  // 90 for compute capability 9.0

@@ -15,13 +15,13 @@ enum class Arg : uint8_t {
   count
 };
 
-enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32_ptr, i32, i64, f32, tensor_map };
+enum class ArgType : uint8_t { element_ptr, mask_ptr, f32_ptr, i32_ptr, i64_ptr, i32, i64, f32, tensor_map };
 
 struct ArgInfo {
   const char* name;
   ArgType type;
   int divisor;
-  bool is_pointer() const { return type <= ArgType::i32_ptr; }
+  bool is_pointer() const { return type <= ArgType::i64_ptr; }
 };
 const ArgInfo& arg_info(Arg arg);
 
@@ -55,11 +55,12 @@ struct Kernel {
   const char* symbol;  // of the function in the cubin
   Function function;
   int arch;
-  DType dtype;  // of q, k and v
-  DType mask;   // none: no mask
-  int block_m;  // query rows a tile
-  int block_n;  // keys a tile
-  int block_d;  // head_dim is padded up to this
+  DType dtype;    // of q, k and v
+  DType mask;     // none: no mask
+  bool features;  // softcap and dropout
+  int block_m;    // query rows a tile
+  int block_n;    // keys a tile
+  int block_d;    // head_dim is padded up to this
   int num_warps;
   int num_stages;
   int shared;         // bytes of dynamic shared memory

@@ -78,7 +78,7 @@ const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Devi
 }
 
 // The rules in the order in which they are asked; `none`: the kernel serves.
-enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, lengths, window, sinks, tma };
+enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, lengths, window, sinks, features, tma };
 
 Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) {
   if (!runs_on(kernel.arch, device.arch)) return Rule::arch;
@@ -88,6 +88,7 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
   if (kernel.function == Function::fwd_combine) return Rule::none;  // it merges what another kernel computed
   if (length_refusal(kernel, problem, device) != nullptr) return Rule::lengths;
+  if (uses_band(kernel.function) && kernel.features != problem.needs_features()) return Rule::features;
   if (uses_band(kernel.function) && problem.has_left_edge() && !takes(kernel, Arg::band_lo)) return Rule::window;
   if (problem.has_sinks && !problem.backward && !takes(kernel, Arg::sinks)) return Rule::sinks;
   if (kernel.uses_tensor_maps() && tma_refusal(kernel, problem, device) != nullptr) return Rule::tma;
@@ -135,6 +136,8 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
       return length_refusal(kernel, problem, device);
     case Rule::window:
       return "its band has no left edge, the problem's window_left has one";
+    case Rule::features:
+      return kernel.features ? "it is for softcap and dropout" : "it computes neither softcap nor dropout";
     case Rule::sinks:
       return "it takes no sinks";
     case Rule::tma:

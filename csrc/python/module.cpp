@@ -40,8 +40,8 @@ Question parse(const py::kwargs& kwargs) {
   static const std::set<std::string> known = {
       "q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask", "dtype", "mask_dtype", "scale", "is_causal",
       "bottom_right", "backward", "needs_dmask", "has_dlse", "deterministic", "window_left",
-      "window_right", "has_sinks", "relative_bias", "needs_drelative_bias", "has_seqused_k", "max_pages",
-      "table_stride_b", "arch", "sm_count", "shared_memory", "has_tensor_maps"};
+      "window_right", "has_sinks", "relative_bias", "needs_drelative_bias", "needs_delta", "has_seqused_k", "max_pages",
+      "table_stride_b", "softcap", "dropout_p", "arch", "sm_count", "shared_memory", "has_tensor_maps"};
   // clang-format on
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
@@ -74,12 +74,16 @@ Question parse(const py::kwargs& kwargs) {
       kwargs.contains("scale") ? kwargs["scale"].cast<float>() : 1.0f / std::sqrt(static_cast<float>(p.q.size[3]));
   p.is_causal = number("is_causal", 0);
   p.bottom_right = number("bottom_right", 0);
-  p.window_left = number("window_left", kNoWindow);
-  p.window_right = number("window_right", kNoWindow);
+  const auto side = [&](const char* name) { return kwargs.contains(name) ? kwargs[name].cast<int64_t>() : kNoWindow; };
+  p.window_left = side("window_left");
+  p.window_right = side("window_right");
+  if (kwargs.contains("softcap")) p.softcap = kwargs["softcap"].cast<float>();
+  if (kwargs.contains("dropout_p")) p.dropout_p = kwargs["dropout_p"].cast<double>();
   p.has_sinks = number("has_sinks", 0);
   p.backward = number("backward", 0);
   p.needs_dmask = number("needs_dmask", 0);
   p.needs_drelative_bias = number("needs_drelative_bias", 0);
+  p.needs_delta = number("needs_delta", 0);
   p.has_dlse = number("has_dlse", 0);
   p.has_seqused_k = number("has_seqused_k", 0);
   p.max_pages = number("max_pages", 0);
@@ -131,11 +135,12 @@ py::dict describe(const Kernel& kernel) {
   return py::dict(py::arg("name") = kernel.name, py::arg("symbol") = kernel.symbol,
                   py::arg("function") = function_name(kernel.function), py::arg("arch") = kernel.arch,
                   py::arg("dtype") = dtype_name(kernel.dtype), py::arg("mask") = dtype_name(kernel.mask),
-                  py::arg("block_m") = kernel.block_m, py::arg("block_n") = kernel.block_n,
-                  py::arg("block_d") = kernel.block_d, py::arg("num_warps") = kernel.num_warps,
-                  py::arg("num_stages") = kernel.num_stages, py::arg("shared") = kernel.shared,
-                  py::arg("registers") = kernel.registers, py::arg("spill_bytes") = kernel.spill_bytes,
-                  py::arg("params") = params, py::arg("image_size") = kernel.image_size);
+                  py::arg("features") = kernel.features, py::arg("block_m") = kernel.block_m,
+                  py::arg("block_n") = kernel.block_n, py::arg("block_d") = kernel.block_d,
+                  py::arg("num_warps") = kernel.num_warps, py::arg("num_stages") = kernel.num_stages,
+                  py::arg("shared") = kernel.shared, py::arg("registers") = kernel.registers,
+                  py::arg("spill_bytes") = kernel.spill_bytes, py::arg("params") = params,
+                  py::arg("image_size") = kernel.image_size);
 }
 
 }  // namespace
@@ -201,12 +206,13 @@ PYBIND11_MODULE(_C, module) {
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
      has_tensor_maps=True, window_left=-1, window_right=-1, has_sinks=False, relative_bias=None,
-     needs_drelative_bias=False, has_seqused_k=False, max_pages=0, table_stride_b=0, deterministic=False) -> dict
+     needs_drelative_bias=False, needs_delta=False, has_seqused_k=False, max_pages=0, table_stride_b=0, deterministic=False,
+     softcap=0.0, dropout_p=0.0) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
 "scratch": {"delta", "row_terms", "dq_acc", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse"}}.
 Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
-With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
+relative_bias is [1, heads, 1, L]. With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
 
   module.def(
       "explain",

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "checks.h"
+#include "core/problem.h"
 #include "philox.h"
 
 namespace flashtri::op {

@@ -56,17 +56,22 @@ Tensor readable(const at::Tensor& tensor, at::Tensor& storage) {
   return describe_input(storage);
 }
 
-// The mask as the kernels can read it. Converted, it keeps its own size: what is expanded stays so.
-Tensor readable_mask(const ForwardArgs& args, at::Tensor& storage) {
+// Describes the mask as the kernels read it; the options are set. Converted, it keeps its own size: what is expanded
+// stays so.
+void set_mask(Problem& problem, const ForwardArgs& args, at::Tensor& storage) {
+  if (!args.has_mask()) return;
   storage = *args.attn_mask;
-  const DType own = dtype_of(storage.scalar_type());
-  if (served_mask_dtype(dtype_of(args.q.scalar_type()), own) != own) {
+  problem.mask.dtype = dtype_of(storage.scalar_type());
+  if (served_mask_dtype(problem) != problem.mask.dtype) {
     for (int64_t dim = 0; dim < storage.dim(); ++dim) {
       if (storage.stride(dim) == 0 && storage.size(dim) > 1) storage = storage.narrow(dim, 0, 1);
     }
-    storage = storage.to(at::kFloat).expand(args.attn_mask->sizes());
+    const bool is_boolean = storage.scalar_type() == at::kBool;
+    storage = storage.to(at::kFloat);
+    if (is_boolean) storage = storage.log();  // 0 where it was True, else -inf
+    storage = storage.expand(args.attn_mask->sizes());
   }
-  return describe_input(storage);
+  problem.mask = describe_input(storage);
 }
 
 // lse, row_stats and grad_lse are read as flat fp32 arrays.
@@ -92,15 +97,13 @@ void launch_on_current_stream(const Plan& plan, at::Device device) {
 
 // Everything but the tensors.
 void set_options(Problem& problem, const ForwardArgs& args) {
-  TORCH_CHECK_NOT_IMPLEMENTED(args.softcap == 0.0, "softcap is not implemented on CUDA; got ", args.softcap,
-                              "; pass 0.0");
-  TORCH_CHECK_NOT_IMPLEMENTED(args.dropout_p == 0.0,
-                              "dropout is not implemented on CUDA; got dropout_p = ", args.dropout_p, "; pass 0.0");
   problem.scale = static_cast<float>(scale_of(args));
   problem.is_causal = args.is_causal;
   problem.bottom_right = args.bottom_right;
   problem.window_left = window_of(args.window_left);
   problem.window_right = window_of(args.window_right);
+  problem.softcap = static_cast<float>(args.softcap);
+  problem.dropout_p = args.dropout_p;
   problem.has_sinks = args.has(args.sinks);
   problem.deterministic = at::globalContext().deterministicAlgorithms();
 }
@@ -160,11 +163,11 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
   problem.k = readable(args.k, k);
   problem.v = readable(args.v, v);
   problem.out = describe_output(out);
-  if (args.has_mask()) problem.mask = readable_mask(args, mask);
-  if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
   set_options(problem, args);
   const Lengths lengths(args);
   lengths.describe(problem);
+  set_mask(problem, args, mask);
+  if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
 
   Plan plan = make_plan(problem, args.q.device().index());
   at::Tensor partial;
@@ -177,6 +180,7 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
   lengths.set_pointers(plan.args);
   plan.args.set(Arg::lse, lse.mutable_data_ptr());
   if (args.uses_row_stats()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
+  if (args.dropout_p > 0.0) plan.args.set(Arg::rng_state, rng_state.mutable_data_ptr());
   if (problem.has_sinks) plan.args.set(Arg::sinks, dense(args.sinks->to(at::kFloat), sinks));
   launch_on_current_stream(plan, args.q.device());
   return result;
@@ -202,7 +206,8 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.v = readable(args.v, v);
     problem.out = readable(args.out, out);
     problem.dout = readable(args.grad_out, grad_out);
-    if (args.has_mask()) problem.mask = readable_mask(args, mask);
+    set_options(problem, args);
+    set_mask(problem, args, mask);
     if (args.has(args.relative_bias)) problem.relative_bias = readable_bias(args, bias);
     if (wider.output_mask[kQ]) problem.dq = describe_output(dq);
     if (wider.output_mask[kK]) problem.dk = describe_output(dk);
@@ -212,7 +217,6 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.needs_drelative_bias = args.needs_drelative_bias();
     const bool is_constant = args.needs_dmask() && dmask_needs_no_scores(args);
     problem.needs_dmask = args.needs_dmask() && !is_constant;
-    set_options(problem, args);
 
     Plan plan = make_plan(problem, args.q.device().index());
     const auto fp32 = args.lse.options();
@@ -224,6 +228,7 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     plan.args.set(Arg::dq_acc, dq_acc.mutable_data_ptr());
     plan.args.set(Arg::lse, dense(args.lse, lse));
     if (args.uses_row_stats()) plan.args.set(Arg::row_stats, dense(args.row_stats, row_stats));
+    if (args.dropout_p > 0.0) plan.args.set(Arg::rng_state, const_cast<void*>(args.rng_state.const_data_ptr()));
     if (args.has_grad_lse()) plan.args.set(Arg::dlse, dense(grad_lse_of_seen_rows(args), grad_lse));
     if (problem.needs_dmask) {
       scratch = at::empty({plan.dmask_splits, dmask.numel()}, fp32);
@@ -254,6 +259,7 @@ Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
     return described;
   };
   Problem problem;
+  set_options(problem, args);
   problem.backward = true;
   problem.q = contiguous(args.q, args.q.size(3));
   problem.k = contiguous(args.k, args.k.size(3));
@@ -261,7 +267,7 @@ Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
   problem.out = problem.dout = contiguous(args.q, args.v.size(3));
   if (args.has_mask()) {
     problem.mask = describe(*args.attn_mask, nullptr);
-    problem.mask.dtype = served_mask_dtype(problem.q.dtype, problem.mask.dtype);
+    problem.mask.dtype = served_mask_dtype(problem);
   }
   if (args.has(args.relative_bias)) {
     problem.relative_bias = describe(args.relative_bias->unsqueeze(1), nullptr);
@@ -274,7 +280,6 @@ Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
   }
   problem.needs_drelative_bias = needs[kRelativeBias];
   problem.needs_dmask = needs[kMask] && !dmask_needs_no_scores(args);
-  set_options(problem, args);
   return problem;
 }
 

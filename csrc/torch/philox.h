@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 
 namespace flashtri::op {
@@ -21,22 +20,23 @@ inline std::array<uint32_t, 4> philox(uint64_t seed, std::array<uint32_t, 4> cou
   return counter;
 }
 
-// A draw gives 16 bits to each of 8 neighbouring keys of a row: a probability is dropped where they are below this.
-constexpr int64_t kKeysPerDraw = 8;
-inline int32_t dropout_threshold(double dropout_p) { return static_cast<int32_t>(std::lround(dropout_p * 65536.0)); }
-
 // Writes 1 where key `begin + i` of row `row` is kept, else 0, for i below `count`. head: b * Hq + h.
+//
+// A draw's 16-bit numbers go to 8 keys of 32 neighbours: the pairs that lie equally far after multiples of 8, which one
+// GPU thread holds (triton_src/features.py). A key is kept where its number reaches the threshold.
 inline void fill_kept(const int64_t* rng_state, int32_t threshold, int64_t head, int64_t row, int64_t begin,
                       int64_t count, bool* kept) {
-  std::array<uint32_t, 4> words{};
+  std::array<std::array<uint32_t, 4>, 4> draws{};  // of the 32 keys that hold the current one
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t key = begin + i, place = key % kKeysPerDraw;
-    if (i == 0 || place == 0) {
-      words = philox(rng_state[0], {static_cast<uint32_t>(key / kKeysPerDraw), static_cast<uint32_t>(row),
-                                    static_cast<uint32_t>(head), static_cast<uint32_t>(rng_state[1])});
+    const int64_t key = begin + i;
+    if (i == 0 || key % 32 == 0) {
+      for (int64_t draw = 0; draw < 4; ++draw) {
+        draws[draw] = philox(rng_state[0], {static_cast<uint32_t>(key / 32 * 4 + draw), static_cast<uint32_t>(row),
+                                            static_cast<uint32_t>(head), static_cast<uint32_t>(rng_state[1])});
+      }
     }
-    const uint32_t bits = words[place / 2] >> (place % 2 * 16) & 0xFFFF;
-    kept[i] = static_cast<int32_t>(bits) >= threshold;
+    const uint32_t word = draws[key % 8 / 2][key % 32 / 8];
+    kept[i] = static_cast<int32_t>(key % 2 == 0 ? word & 0xFFFF : word >> 16) >= threshold;
   }
 }
 

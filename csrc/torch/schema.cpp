@@ -61,7 +61,8 @@ BackwardResult call_bwd(const BackwardArgs& args) {
 // A fragment, because a second TORCH_LIBRARY of one namespace ends the process before any guard could run.
 TORCH_LIBRARY_FRAGMENT(flashtri, library) {
   if (!is_first_copy()) return;
-  library.def(kForward.c_str(), {at::Tag::pt2_compliant_tag});
+  // Seeded: with dropout a compiler must not run it a second time to save memory.
+  library.def(kForward.c_str(), {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
   library.def(kBackward.c_str(), {at::Tag::pt2_compliant_tag});
 }
 

@@ -29,7 +29,7 @@ def attention(
     block_table: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale * q k^T + attn_mask) v, differentiable in q, k, v, a floating mask, and through lse.
+    """softmax(scale * q k^T + attn_mask) v, differentiable in every floating tensor, and through lse.
 
     Args:
         q: [B, Hq, Sq, D], fp16 or bf16. D is a multiple of 8 from 8 to 256.
@@ -40,20 +40,28 @@ def attention(
             fp32 added to the scores, whatever q's dtype. May be combined with is_causal.
         is_causal: row i sees keys j <= i, as in PyTorch.
         scale: of the scores, finite and >= 0. Default 1 / sqrt(D).
-        bottom_right: with is_causal, row i sees keys j <= i + Sk - Sq: the last row sees every key.
+        bottom_right: with is_causal, row i sees keys j <= i + Sk - Sq: the last row sees every key. Windows too.
+        window_left, window_right: how many keys a row sees before and after its diagonal, >= 0; None: all. The diagonal
+            is key i of row i, or with bottom_right key i + Sk - Sq. is_causal leaves none after it.
+        softcap: c > 0 turns scores into c * tanh(scores / c), before any mask or bias; 0.0: none.
+        dropout_p: in [0, 1), the share of probabilities that are dropped, in steps of 2^-16; the others grow by
+            1 / (1 - dropout_p). Drawn from torch's default generator of the device.
+        sinks: [Hq], fp32 or dtype of q: a logit of each head that joins its rows' softmax, and has no value.
+        relative_bias: [Hq or 1, Sq + Sk - 1], fp16, bf16 or fp32: element j - i + Sq - 1 is added to the score of query
+            i and key j. Not beside attn_mask. See `alibi` and `t5_bias`.
         seqused_k: [B], int32: of each sequence only the first seqused_k keys exist (at most Sk), and with bottom_right
             the diagonal ends in the last of those. No gradient, and no attn_mask beside it.
         block_table: [B, max_pages], int32: k and v are [num_blocks, Hk, page_size, D or Dv], page_size a multiple of
             16, and key j of a sequence is row j % page_size of the block that its entry j // page_size names. Entries
             past the last key that exists are never read. Sk is max_pages * page_size. As seqused_k otherwise.
-        window_left, window_right, softcap, dropout_p, sinks, relative_bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-            max_seqlen_k: only their defaults for now.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: only None for now.
         return_lse: also return the logarithm of the sum of exp(scores) of each row.
 
     Returns:
         out: [B, Hq, Sq, Dv], dtype of q; laid out in memory as [B, Sq, Hq, Dv] where q is.
         lse (with return_lse): [B, Hq, Sq], fp32, natural logarithm.
-        A row with nothing to attend to has out = 0 and lse = -inf, and adds zero to every gradient.
+        A row with nothing to attend to has out = 0 and lse = -inf (its sink, where there are sinks), and adds zero to
+        every gradient but the sink's.
 
     Raises:
         ValueError: a shape, dtype or number that breaks a rule above; the message names rule, value and remedy.

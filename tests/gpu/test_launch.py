@@ -81,6 +81,27 @@ def test_first_call_inside_graph_capture():
     run_program(program)
 
 
+def test_dropout_in_a_graph_draws_anew_at_each_replay():
+    """And the backward that was captured with it drops what the forward dropped: out and dv share their zeros."""
+    program = """
+        q, k, _, _ = inputs(seqlen=64)
+        unit = torch.eye(64, device="cuda", dtype=torch.float16).expand(2, 4, 64, 64)
+        torch.cuda.manual_seed(1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, lse, row_stats, rng_state = fwd(q, k, unit, None, 0.5)
+            dv = bwd(unit, None, q, k, unit, out, lse, row_stats, rng_state, None, 0.5)[2]
+        seen = []
+        for _ in range(3):
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out != 0, dv.transpose(2, 3) != 0)
+            seen.append((rng_state.clone(), out != 0))
+        assert not torch.equal(seen[0][0], seen[1][0]) and not torch.equal(seen[1][1], seen[2][1])
+    """
+    run_program(program)
+
+
 def test_eight_threads_race_the_first_call():
     program = """
         import threading

@@ -24,6 +24,7 @@ def _describe(tensor):
 def _constexprs(function, kernel):
     known = {
         "MASK": MASK_KINDS[kernel["mask"]],
+        "FEATURES": int(kernel["features"]),
         "BLOCK_M": kernel["block_m"],
         "BLOCK_N": kernel["block_n"],
         "BLOCK_D": kernel["block_d"],
@@ -68,6 +69,12 @@ def _diagonal_sums(dbias, scratch, length):
     return moved[:, scratch["dbias_offset"] :][:, :length]
 
 
+def _draw(dropout_p):
+    """Seed and offset, as the op draws them from torch's generator."""
+    q = torch.empty(1, 1, 1, 8, dtype=torch.float16)
+    return torch.ops.flashtri.fwd(q, q, q, None, dropout_p)[3]
+
+
 class Attention(torch.autograd.Function):
     """(q, k, v, mask, sinks, relative_bias, arch, options, lengths) -> (out, lse), which planned kernels write."""
 
@@ -81,6 +88,7 @@ class Attention(torch.autograd.Function):
             "v": v,
             "mask": torch.zeros(1) if mask is None else mask,
             "sinks": torch.zeros(1) if sinks is None else sinks.float(),
+            "rng_state": _draw(options.get("dropout_p", 0.0)),
             "out": torch.full((*rows, v.shape[-1]), math.nan, dtype=q.dtype),
             "lse": torch.full(rows, math.nan),
             "row_stats": torch.full((2, *rows), math.nan),
@@ -95,8 +103,10 @@ class Attention(torch.autograd.Function):
         if "block_table" in lengths:
             problem["max_pages"] = problem["table_stride_b"] = lengths["block_table"].shape[1]
         if mask is not None:
-            if {q.dtype, mask.dtype} == {torch.float16, torch.bfloat16}:
-                mask = tensors["mask"] = mask.float()  # as the op does before it plans
+            # As the op does before it plans.
+            has_features = "softcap" in options or "dropout_p" in options
+            if has_features or {q.dtype, mask.dtype} == {torch.float16, torch.bfloat16}:
+                mask = tensors["mask"] = mask.float().log() if mask.dtype == torch.bool else mask.float()
             # Fewer dimensions than four are the last ones.
             problem |= {"mask": _describe(mask[(None,) * (4 - mask.dim())]), "mask_dtype": DTYPE_NAMES[mask.dtype]}
         if relative_bias is not None:

@@ -61,6 +61,16 @@ def _windows_sinks_and_biases():
     yield Problem(batch=1, heads_q=1, heads_k=1, seqlen_q=33, seqlen_k=70, head_dim=200, bias="f32", window=(9, 9))
 
 
+def _softcap_and_dropout():
+    small = {"heads_q": 4, "heads_k": 2}
+    both = {"softcap": 2.0, "dropout": 0.2}
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, softcap=3.0)
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, dropout=0.4, causal="bottom_right")
+    yield Problem(**small, seqlen_q=130, seqlen_k=65, mask="bool", mask_axes="b1qk", mask_values="dead", **both)
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, mask="f32", mask_axes="1hqk", mask_values="holes", **both)
+    yield Problem(**small, seqlen_q=65, seqlen_k=130, bias="f32", sinks="f32", window=(40, 0), **both)
+
+
 def _layouts():
     for layout in ("bshd", "sliced"):
         yield Problem(layout=layout, seqlen_q=66, seqlen_k=131, head_dim=40, mask="f16", causal="top_left")
@@ -82,7 +92,14 @@ def _decoding():
 # The tiles differ between architectures: each has its turn.
 CASES = list(
     zip(
-        [*_features(), *_masks_gradient(), *_windows_sinks_and_biases(), *_layouts(), *_decoding()],
+        [
+            *_features(),
+            *_masks_gradient(),
+            *_windows_sinks_and_biases(),
+            *_softcap_and_dropout(),
+            *_layouts(),
+            *_decoding(),
+        ],
         itertools.cycle(ARCHS),
         strict=False,
     )
