@@ -107,12 +107,12 @@ def test_heavy_spills_fail_with_name_and_figures():
 
 
 @triton.jit
-def kernel_with_an_unknown_parameter(q, softcap, BLOCK_M: tl.constexpr):
-    tl.store(q, softcap)
+def kernel_with_an_unknown_parameter(q, sharpness, BLOCK_M: tl.constexpr):
+    tl.store(q, sharpness)
 
 
 def test_a_parameter_that_nobody_supplies_fails_with_its_name_and_remedy():
-    with pytest.raises(ValueError, match="'softcap' is not in arguments.def.*FLASHTRI_ARG.softcap"):
+    with pytest.raises(ValueError, match="'sharpness' is not in arguments.def.*FLASHTRI_ARG.sharpness"):
         compile_kernel(fwd_variant(), kernel=kernel_with_an_unknown_parameter)
 
 

@@ -170,6 +170,78 @@ def test_export(device, tmp_path):
         assert torch.equal(loaded(*inputs), model(*inputs))
 
 
+class OptionsModel(torch.nn.Module):
+    """Options by keyword, with parameters of their own."""
+
+    def __init__(self, heads: int = 4):
+        super().__init__()
+        self.sinks = torch.nn.Parameter(torch.linspace(-1, 1, heads))
+        self.slopes = torch.nn.Parameter(torch.linspace(0.1, 0.5, heads))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        length = q.shape[2] + k.shape[2] - 1
+        bias = -self.slopes.unsqueeze(1) * (torch.arange(length, device=q.device) - (q.shape[2] - 1)).abs()
+        return torch.ops.flashtri.fwd(
+            q, k, v, None, 0.0, True, window_left=20, softcap=5.0, sinks=self.sinks, relative_bias=bias
+        )[0]
+
+
+def options_inputs(device, seqlen=24):
+    draw = torch.Generator().manual_seed(seqlen)
+    return [torch.randn(2, 4, seqlen, 32, generator=draw).to(device, torch.bfloat16) for _ in range(3)]
+
+
+def options_gradients(model, inputs, parameters):
+    return torch.autograd.grad(model(*inputs).float().square().sum(), parameters)
+
+
+def test_options_in_torchscript(device):
+    model = OptionsModel().to(device)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), file)
+    file.seek(0)
+    loaded = torch.jit.load(file, map_location=device)
+    for seqlen in (24, 40, 24):
+        inputs = options_inputs(device, seqlen)
+        assert torch.equal(loaded(*inputs), model(*inputs))
+        found = options_gradients(loaded, inputs, list(loaded.parameters()))
+        assert_same(found, options_gradients(model, inputs, list(model.parameters())))
+
+
+def test_options_in_an_exported_program_of_any_length(device):
+    model = OptionsModel().to(device).requires_grad_(False)
+    shapes = ({2: torch.export.Dim("seqlen", min=2, max=4096)},) * 3
+    program = torch.export.export(model, tuple(options_inputs(device)), dynamic_shapes=shapes).module()
+    for seqlen in (24, 40):
+        inputs = options_inputs(device, seqlen)
+        assert torch.equal(program(*inputs), model(*inputs))
+
+
+def test_options_in_a_compiled_program(device):
+    torch._dynamo.reset()
+    model = OptionsModel().to(device)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    parameters = list(model.parameters())
+    for seqlen in (24, 40):
+        inputs = options_inputs(device, seqlen)
+        assert_same(options_gradients(compiled, inputs, parameters), options_gradients(model, inputs, parameters))
+
+
+def test_a_window_that_is_a_symbol(device):
+    """window_left follows a size, as in a model that is compiled for any window."""
+    torch._dynamo.reset()
+
+    def attend(q, k, v, window):
+        return flashtri.attention(q, k, v, is_causal=True, window_left=window.shape[0])
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    q, k, v = options_inputs(device, 40)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in (5, 9, 17):
+            window = torch.empty(size, device=device)
+            assert torch.equal(compiled(q, k, v, window), attend(q, k, v, window))
+
+
 def test_aotinductor(device, tmp_path):
     model = Model().to(device).requires_grad_(False)
     with torch.no_grad():
