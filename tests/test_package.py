@@ -46,8 +46,8 @@ def undefined_symbols(library) -> set[str]:
 def test_wheel_contents():
     files = {str(path) for path in importlib.metadata.files("flashtri") if "__pycache__" not in path.parts}
     package = {name.removeprefix("flashtri/") for name in files if name.startswith("flashtri/")}
-    modules = {"__init__.py", "__main__.py", "_load.py", "_version.py", "attention.py", "biases.py", "info.py", "merge.py",
-               "py.typed"}  # fmt: skip
+    names = ("__init__", "__main__", "_load", "_version", "attention", "biases", "info", "merge")
+    modules = {f"{name}.py" for name in names} | {"py.typed"}
     assert package == modules | {f"torch{minor}/libflashtri.so" for minor in MINORS} | {CORE.name, EXTENSION.name}
     assert all(name.startswith(("flashtri/", f"flashtri-{flashtri.__version__}.dist-info/")) for name in files)
     assert any(name.endswith("licenses/LICENSE") for name in files)
