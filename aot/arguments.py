@@ -23,7 +23,7 @@ class Argument:
             return "*" + TRITON_DTYPE[dtype]
         if self.type == "mask_ptr":
             # Never read where there is no mask: any type will do.
-            return "*" + TRITON_DTYPE["boolean" if mask == "none" else mask]
+            return "*" + TRITON_DTYPE.get(mask, "i1")
         return {"f32_ptr": "*fp32", "i32_ptr": "*i32", "i64_ptr": "*i64", "f32": "fp32"}.get(self.type, self.type)
 
     @property

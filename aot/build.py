@@ -57,7 +57,7 @@ def _with_imports(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
 def _kernel_text(function: str) -> str:
     """All text that makes this kernel's cubins: sources, compiler, and what arguments.def says of its arguments."""
     if function in hopper.FUNCTIONS:
-        own = ROOT / "triton_src" / "hopper" / f"{function.removesuffix('_hopper')}.py"
+        own = ROOT / "triton_src" / "hopper" / f"{function.partition('_hopper')[0]}.py"
         sources = (*_with_imports(own), ROOT / "aot" / "hopper.py")
     else:
         sources = _with_imports(ROOT / "triton_src" / f"{function}.py")

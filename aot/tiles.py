@@ -150,6 +150,9 @@ def tile(function: str, block_d: int, mask: str, arch: int, features: bool = Fal
     if function in ("bwd_delta", "bwd_terms", "bwd_dq_cast"):
         # Memory-bound: 64 rows give enough blocks at any length, and 16 bytes a thread each of out and dout.
         return Tile(64, 0, block_d, 4, 1)
+    if function == "mask_keys":
+        # Blocks of as many keys as Hopper's forward has for block_d, 16 at a time: 2,048 or 1,024 keys.
+        return Tile(16, 64 if block_d == 256 else 128, block_d, 4, 1)
     kind = "features" if features else kind_of(mask)
     if found := tuned().get((arch, function, kind, block_d)):
         return found

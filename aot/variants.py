@@ -9,37 +9,45 @@ ARCHS = (80, 86, 89, 90, 100, 103, 120)
 DTYPES = ("f16", "bf16")
 # The value of the constexpr MASK for each mask dtype. One of 16 bits comes with q of the same dtype alone: beside q of
 # the other, the op reads it as fp32 (csrc/core/plan.h), as a fifth of all kernels would otherwise serve that rare pair.
-MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2}
+# `keys`: a mask of any dtype that is the same for every query, as mask_keys leaves it.
+MASKS = {"none": 0, "boolean": 1, "f16": 2, "bf16": 2, "f32": 2, "keys": 3}
 # head_dim is padded up to one of these; Triton's tiles are powers of two.
 BLOCK_DS = (32, 64, 128, 256)
 
-FUNCTIONS = ("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *decode.FUNCTIONS, *hopper.PASSES,
-             *hopper.FUNCTIONS)  # fmt: skip
+FUNCTIONS = (
+    "fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask", "bwd_dbias", *decode.FUNCTIONS, *hopper.PASSES,
+    *hopper.FUNCTIONS,
+)  # fmt: skip
+ONLY_HOPPER = (*hopper.PASSES, *hopper.FUNCTIONS)
 
 # (functions, masks, block_ds, reason): a combination that is not compiled.
 EXCLUSIONS = (
     (("bwd_delta",), ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "delta is sum(out * dout): no mask enters it"),
+    (("fwd", "bwd_delta", "bwd_dkdv", "bwd_dq", "bwd_dmask"), ("keys",), BLOCK_DS, "they read the mask itself"),
     (("bwd_delta",), ("none",), (32,), "memory-bound: predicated-off columns of the 64-wide tile cost nothing"),
-    (hopper.PASSES, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "the Hopper backward takes no mask"),
-    (hopper.PASSES, ("none",), (32,), "the Hopper backward pads to 64"),
+    (("bwd_terms", "bwd_dq_cast"), ("boolean", "f16", "bf16", "f32", "keys"), BLOCK_DS, "no mask enters them"),
+    (hopper.PASSES, tuple(MASKS), (32,), "Hopper's own kernels pad to 64"),
     (("bwd_dmask",), ("none", "boolean"), BLOCK_DS, "only an additive mask has a gradient"),
     (
         ("bwd_dbias",),
-        ("none", "boolean", "f16", "bf16"),
+        ("none", "boolean", "f16", "bf16", "keys"),
         BLOCK_DS,
         "the op reads a relative bias, a short row, as fp32",
     ),
     (("bwd_dbias",), ("f32",), (32,), "few need it: 64 columns do as well"),
     (
         decode.FUNCTIONS,
-        ("boolean", "f16", "bf16", "f32"),
+        ("boolean", "f16", "bf16", "f32", "keys"),
         BLOCK_DS,
         "the general kernels serve few queries with a mask",
     ),
     (("fwd_decode", "fwd_paged"), ("none",), (32,), "as for the 64-wide tile of bwd_delta"),
     (("fwd_combine",), ("none",), (32, 64, 128), "as for the 64-wide tile of bwd_delta: it moves little"),
-    (hopper.FUNCTIONS, ("boolean", "f16", "bf16", "f32"), BLOCK_DS, "a mask would need a TMA descriptor of its own"),
-    (hopper.FUNCTIONS, ("none",), (32,), "a row of 64 elements is what TMA's widest swizzle takes"),
+    (("mask_keys",), ("none", "keys"), BLOCK_DS, "keys is what it makes"),
+    (("bwd_hopper",), ("boolean", "f16", "bf16", "f32", "keys"), BLOCK_DS, "the Hopper backward takes no mask"),
+    (("fwd_hopper",), ("boolean", "f16", "bf16", "f32", "keys"), BLOCK_DS, "fwd_hopper_mask has the mask's descriptor"),
+    (("fwd_hopper_mask",), ("none",), BLOCK_DS, "fwd_hopper serves"),
+    (hopper.FUNCTIONS, tuple(MASKS), (32,), "a row of 64 elements is what TMA's widest swizzle takes"),
 )
 
 
@@ -80,7 +88,7 @@ def is_excluded(function: str, mask: str, block_d: int) -> bool:
 
 def tiles_of(function: str, block_d: int, mask: str, arch: int, features: bool) -> tuple[tiles.Tile, ...]:
     if function in hopper.FUNCTIONS:
-        return hopper.TILES[function][block_d]
+        return tuple(tile for tile in hopper.TILES[function][block_d] if tile.mask == mask)
     if function in decode.FUNCTIONS:
         return decode.tiles_of(function, block_d, arch)
     return (tiles.tile(function, block_d, mask, arch, features),)
@@ -95,13 +103,12 @@ def variants(archs=ARCHS) -> list[Variant]:
         for dtype in DTYPES
         for block_d in BLOCK_DS
         for mask in MASKS
-        if mask in ("none", "boolean", dtype, "f32")
-        if not is_excluded(function, mask, block_d)
-        if arch == hopper.ARCH or function not in (*hopper.FUNCTIONS, *hopper.PASSES)
+        if mask in ("none", "boolean", dtype, "f32", "keys")
+        if not is_excluded(function, mask, block_d) and (arch == hopper.ARCH or function not in ONLY_HOPPER)
         for features in ((False, True) if has_features(function, mask, block_d) else (False,))
         for tile in tiles_of(function, block_d, mask, arch, features)
     ]
-    apart = (*hopper.FUNCTIONS, *decode.FUNCTIONS)
+    apart = (*ONLY_HOPPER, *decode.FUNCTIONS)
     tuned = [v for v in table if v.function not in apart and tune.is_wanted(v.name)]
     others = [dataclasses.replace(v, tile=tile, is_candidate=True) for v in tuned for tile in tune.neighbours(v.tile)]
     return table + others

@@ -50,10 +50,13 @@ class Problem:
     mask_axes: str = "bhqk"
     # random | holes (a fifth is -inf or False) | dead (holes, and a third of the rows are all -inf or False)
     # | lowest (a third of the rows are all finfo.min) | padding (each sequence's last keys are finfo.min or False)
+    # | one_dead, one_lowest (one row) | left, left_lowest (the first `masked_keys` keys)
+    # | distance (-|i - j|, a slope for each head)
     mask_values: str = "random"
+    masked_keys: int = 0
     causal: str | None = None  # top_left | bottom_right | bottom_right_window: that alignment without causality
     scale: float | None = None
-    # dense | bshd | transposed (last dimension not contiguous) | expanded | sliced | misaligned
+    # dense | bshd | transposed (last dimension not contiguous) | expanded | sliced | misaligned | shifted (x[..., 1:])
     layout: str = "dense"
     has_dlse: bool = True
     window: tuple[int | None, int | None] = (None, None)  # left, right
@@ -82,7 +85,8 @@ class Problem:
             parts.append(names[self.causal])
         if self.mask:
             parts.append(f"mask_{self.mask}_{self.mask_axes or 'scalar'}")
-            parts += [self.mask_values] if self.mask_values != "random" else []
+            values = self.mask_values + (str(self.masked_keys) if self.masked_keys else "")
+            parts += [values] if values != "random" else []
         parts += [self.layout] if self.layout != "dense" else []
         parts += [f"scale{self.scale}"] if self.scale is not None else []
         parts += [] if self.has_dlse else ["no_dlse"]
@@ -198,6 +202,14 @@ class Problem:
         elif self.mask_values == "padding":
             for i, row in enumerate(rows):
                 row[-(1 + 7 * (i % 3)) :] = lowest
+        elif self.mask_values in ("one_dead", "one_lowest"):
+            rows[len(rows) // 2] = nothing if self.mask_values == "one_dead" else lowest
+        elif self.mask_values in ("left", "left_lowest"):
+            rows[:, : self.masked_keys] = nothing if self.mask_values == "left" else lowest
+        elif self.mask_values == "distance":
+            distance = torch.arange(self.seqlen_q)[:, None] - torch.arange(self.seqlen_k)[None, :]
+            slopes = 0.5 ** torch.arange(1, size[-3] + 1)
+            values = -distance.abs() * slopes[:, None, None].expand(size[:-2] + [1, 1])
         values = values.to(dtype).to(device)
         if self.layout == "expanded" and size and size[0] > 1:
             return values[:1].expand(size)
@@ -222,6 +234,10 @@ def in_layout(dense: Tensor, layout: str) -> Tensor:
         around = dense.new_full([n + 2 * pad for n in dense.shape], fill)
         inner = around[tuple(slice(pad, pad + n) for n in dense.shape)]
         return inner.copy_(dense)
+    if layout == "shifted" and dense.dim() >= 1:
+        fill = True if dense.dtype == torch.bool else math.nan
+        around = dense.new_full([*dense.shape[:-1], dense.shape[-1] + 1], fill)
+        return around[..., 1:].copy_(dense)
     return dense
 
 
@@ -374,6 +390,31 @@ def _lengths_of_keys():
         )  # fmt: skip
 
 
+def _reported():
+    """Masks with which other implementations have failed their users."""
+    for i, values in enumerate(("one_dead", "one_lowest")):
+        yield Problem(heads_q=3, heads_k=3, seqlen_q=65, seqlen_k=65, head_dim=64, mask="f32", mask_values=values)
+        dtype = ("f16", "bf16")[i]
+        for masked_keys in (1, 127, 128, 129, 256):
+            yield Problem(
+                heads_q=2, heads_k=2, seqlen_q=70, seqlen_k=441, head_dim=64, dtype=dtype, mask=("bool", "f32")[i],
+                mask_axes="b11k", mask_values=("left", "left_lowest")[i], masked_keys=masked_keys,
+            )  # fmt: skip
+    for axes in ("b1qk", "1hqk", "bh1k", "111k"):
+        yield Problem(seqlen_q=7, seqlen_k=7, head_dim=64, mask="f16", mask_axes=axes, mask_values="holes")
+    for i, seqlen in enumerate((43, 361, 510, 511, 513)):
+        dtype = ("f16", "bf16")[i % 2]
+        for axes in ("11qk", "b11k"):
+            yield Problem(
+                batch=2, heads_q=2, heads_k=2, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=64, dtype=dtype, mask=dtype,
+                mask_axes=axes, mask_values="holes", layout=("dense", "shifted")[i % 2],
+            )  # fmt: skip
+    yield Problem(
+        batch=1, heads_q=2, heads_k=2, seqlen_q=1025, seqlen_k=1025, head_dim=64, dtype="bf16", causal="top_left",
+        mask="f32", mask_axes="1hqk", mask_values="distance",
+    )  # fmt: skip
+
+
 PROBLEMS = list(
     dict.fromkeys(
         [
@@ -389,6 +430,7 @@ PROBLEMS = list(
             *_relative_biases(),
             *_softcaps_and_dropout(),
             *_decoding(),
+            *_reported(),
         ]
     )
 )

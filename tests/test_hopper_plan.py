@@ -72,7 +72,6 @@ def test_short_problems_get_short_tiles(seqlen, is_causal, block_m):
 BROADCAST = dense()[0], (0, *dense()[1][1:])
 FAR = dense()[0], (1 << 39, *dense()[1][1:])
 REFUSED = {
-    "a mask": ({"mask": ((1, 1, 1, 1000), (0, 0, 0, 1)), "mask_dtype": "boolean"}, "its mask is none, .* is boolean"),
     "narrow heads": (
         {name: dense(head_dim=32) for name in ("q", "k", "v", "out")},
         "half of its work would be padding",

@@ -86,6 +86,27 @@ def test_bwd_leaves_out_what_is_not_asked(added, device):
             assert gradient.shape == (source.shape if has_gradient else (0,))
 
 
+@pytest.mark.parametrize("values", ["one_dead", "one_lowest"])
+def test_a_loss_that_ignores_the_masked_row(values, device):
+    """Its gradients are those of the other rows alone, and exactly zero where they concern nothing else."""
+    inputs = Problem(heads_q=3, heads_k=3, seqlen_k=64, head_dim=64, mask="f32", mask_values=values).inputs(device)
+    row = 2 * 3 * 65 // 2
+    inputs.dout.flatten(0, 2)[row] = 0
+    inputs.dlse.flatten()[row] = 0
+    found = run(ours, inputs)
+    check(found, inputs)
+    assert not found.dq.flatten(0, 2)[row].any() and not found.dmask.flatten(0, 2)[row].any()
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "f32"])
+def test_no_gradient_from_no_gradient(mask, device):
+    inputs = Problem(mask=mask, mask_values="dead" if mask else "random", has_dlse=False).inputs(device)
+    inputs.dout.zero_()
+    found = run(ours, inputs)
+    for name in ("dq", "dk", "dv", "dmask"):
+        assert getattr(found, name) is None or not getattr(found, name).any(), name
+
+
 def test_lse_alone(device):
     """A loss of lse only: out has no gradient."""
     inputs = Problem(causal="top_left").inputs(device)

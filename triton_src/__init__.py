@@ -16,9 +16,11 @@ from .fwd import fwd
 from .fwd_combine import fwd_combine
 from .fwd_decode import fwd_decode
 from .fwd_paged import fwd_paged
+from .mask_keys import mask_keys
 
 _ALL = (
-    fwd, fwd_decode, fwd_paged, fwd_combine, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias, bwd_terms, bwd_dq_cast
+    fwd, fwd_decode, fwd_paged, fwd_combine, bwd_delta, bwd_dkdv, bwd_dq, bwd_dmask, bwd_dbias, bwd_terms, bwd_dq_cast,
+    mask_keys,
 )  # fmt: skip
 FUNCTIONS = {kernel.__name__: kernel for kernel in _ALL}
 

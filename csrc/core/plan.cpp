@@ -4,6 +4,7 @@
 #include <climits>
 #include <cmath>
 
+#include "plan_mask.h"
 #include "plan_parts.h"
 #include "select.h"
 
@@ -93,15 +94,17 @@ void set_arguments(Arguments& args, const Problem& p) {
   FLASHTRI_SET(dv);
 
   // Without a mask the kernels still have its parameters, and never read them.
-  args.set(Arg::mask, p.mask.data);
-  args.set_i64(Arg::mask_stride_b, step(p.mask, 0));
-  args.set_i64(Arg::mask_stride_h, step(p.mask, 1));
-  args.set_i64(Arg::mask_stride_q, step(p.mask, 2));
-  args.set_i64(Arg::mask_stride_k, step(p.mask, 3));
-  args.set_i32(Arg::mask_batch, p.mask.size[0]);
-  args.set_i32(Arg::mask_heads, p.mask.size[1]);
-  args.set_i32(Arg::mask_rows, p.mask.size[2]);
-  args.set_i32(Arg::mask_columns, p.mask.size[3]);
+  const Tensor mask = p.needs_dmask || p.needs_drelative_bias ? p.mask : collapsed(p.mask);
+  args.set(Arg::mask, mask.data);
+  args.set_i64(Arg::mask_stride_b, step(mask, 0));
+  args.set_i64(Arg::mask_stride_h, step(mask, 1));
+  args.set_i64(Arg::mask_stride_q, step(mask, 2));
+  args.set_i64(Arg::mask_stride_k, step(mask, 3));
+  args.set_i32(Arg::mask_batch, mask.size[0]);
+  args.set_i32(Arg::mask_heads, mask.size[1]);
+  args.set_i32(Arg::mask_rows, mask.size[2]);
+  args.set_i32(Arg::mask_columns, mask.size[3]);
+  args.set(Arg::mask_table, nullptr);
   args.set(Arg::row_stats, nullptr);
   args.set(Arg::dlse, nullptr);
 
@@ -171,7 +174,8 @@ void add_dbias(Plan& plan, const Problem& p, const Device& device) {
 // These are ways of one step of the op.
 bool same_task(Function a, Function b) {
   const auto task = [](Function f) {
-    const bool is_forward = f == Function::fwd_hopper || f == Function::fwd_decode || f == Function::fwd_paged;
+    const bool is_forward = f == Function::fwd_hopper || f == Function::fwd_hopper_mask || f == Function::fwd_decode ||
+                            f == Function::fwd_paged;
     return is_forward ? Function::fwd : f == Function::bwd_hopper ? Function::bwd_dkdv : f;
   };
   return task(a) == task(b);

@@ -42,7 +42,7 @@ struct Launch {
 struct Plan {
   Arguments args;  // tensors' pointers are set from the problem; scratch, lse, row_stats, seqused_k and block_table are
                    // the caller's
-  std::array<Launch, 4> launches{};  // in order
+  std::array<Launch, 6> launches{};  // in order
   int num_launches = 0;
 
   // fp32 elements of scratch the caller allocates and sets as the Arg of the same name before launching.
@@ -57,6 +57,9 @@ struct Plan {
   // the second add up to the gradient, which begins at dbias_offset.
   std::array<int64_t, 4> dbias_size{};
   int64_t dbias_block = 0, dbias_offset = 0;
+  // fp32 and i32 elements of the scratch set as Arg::mask_bias and Arg::mask_table.
+  int64_t mask_bias_elements = 0;
+  int64_t mask_table_elements = 0;
 };
 
 // True where the kernels can read the tensor as it is: last stride 1, 16-byte alignment of data and rows. The op copies

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "plan_mask.h"
 #include "plan_parts.h"
 #include "select.h"
 
@@ -33,9 +34,13 @@ void share_tiles(Plan& plan, const Kernel& kernel, const Problem& p, const Devic
 }  // namespace
 
 bool add_hopper_forward(Plan& plan, const Problem& p, const Device& device) {
-  const Kernel* kernel = find(Function::fwd_hopper, p, device);
-  if (kernel != nullptr) share_tiles(plan, *kernel, p, device);
-  return kernel != nullptr;
+  const Kernel* kernel = find(p.mask ? Function::fwd_hopper_mask : Function::fwd_hopper, p, device);
+  if (kernel == nullptr) return false;
+  if (kernel->mask == DType::keys) {
+    add(plan, select(Function::mask_keys, p, device), prepare_mask_keys(plan, p, *kernel));
+  }
+  share_tiles(plan, *kernel, p, device);
+  return true;
 }
 
 bool add_hopper_backward(Plan& plan, const Problem& p, const Device& device) {

@@ -12,6 +12,8 @@ const char* dtype_name(DType dtype) {
       return "f32";
     case DType::boolean:
       return "boolean";
+    case DType::keys:
+      return "keys";
     case DType::none:
       break;
   }
@@ -24,6 +26,7 @@ int dtype_size(DType dtype) {
     case DType::bf16:
       return 2;
     case DType::f32:
+    case DType::keys:
       return 4;
     case DType::boolean:
       return 1;

@@ -11,7 +11,8 @@
 
 namespace flashtri {
 
-enum class DType : uint8_t { none, f16, bf16, f32, boolean };
+// `keys` is a kernel's way to read a mask: what mask_keys has made of one without rows of its own. No tensor has it.
+enum class DType : uint8_t { none, f16, bf16, f32, boolean, keys };
 
 const char* dtype_name(DType dtype);
 int dtype_size(DType dtype);

@@ -33,12 +33,16 @@ const char* function_name(Function function) {
       return "fwd_paged";
     case Function::fwd_combine:
       return "fwd_combine";
+    case Function::mask_keys:
+      return "mask_keys";
     case Function::bwd_terms:
       return "bwd_terms";
     case Function::bwd_dq_cast:
       return "bwd_dq_cast";
     case Function::fwd_hopper:
       return "fwd_hopper";
+    case Function::fwd_hopper_mask:
+      return "fwd_hopper_mask";
     case Function::bwd_hopper:
       return "bwd_hopper";
   }

@@ -38,7 +38,9 @@ enum class Function : uint8_t {
   fwd_combine,
   bwd_terms,
   bwd_dq_cast,
+  mask_keys,
   fwd_hopper,
+  fwd_hopper_mask,
   bwd_hopper
 };
 const char* function_name(Function function);

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "plan_mask.h"
 #include "plan_parts.h"
 #include "tensor_map.h"
 
@@ -45,15 +46,8 @@ const std::vector<const Kernel*>* runnable(int device_arch) {
 
 int64_t widest_head(const Problem& problem) { return std::max(problem.q.size[3], problem.v.size[3]); }
 
-// The passes before and after the products, and the merge of shares, read neither scores nor mask, so one kernel serves
-// every mask.
-bool uses_mask(Function function) {
-  return function != Function::bwd_delta && function != Function::bwd_terms && function != Function::bwd_dq_cast &&
-         function != Function::fwd_combine;
-}
-
-// Nor do they visit keys.
-bool uses_band(Function function) { return uses_mask(function); }
+// The passes over rows alone do not visit keys, mask_keys all of them.
+bool uses_band(Function function) { return reads_scores(function) && function != Function::mask_keys; }
 
 bool takes(const Kernel& kernel, Arg arg) {
   return std::find(kernel.params, kernel.params + kernel.num_params, arg) != kernel.params + kernel.num_params;
@@ -78,12 +72,26 @@ const char* tma_refusal(const Kernel& kernel, const Problem& problem, const Devi
 }
 
 // The rules in the order in which they are asked; `none`: the kernel serves.
-enum class Rule { none, arch, dtype, mask, head_dim, shared_memory, lengths, window, sinks, features, tma };
+enum class Rule {
+  none,
+  arch,
+  dtype,
+  mask,
+  mask_layout,
+  head_dim,
+  shared_memory,
+  lengths,
+  window,
+  sinks,
+  features,
+  tma
+};
 
 Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) {
   if (!runs_on(kernel.arch, device.arch)) return Rule::arch;
   if (kernel.dtype != problem.q.dtype) return Rule::dtype;
-  if (uses_mask(kernel.function) && kernel.mask != problem.mask.dtype) return Rule::mask;
+  if (!reads_mask_dtype(kernel, problem)) return Rule::mask;
+  if (mask_refusal(kernel, problem) != nullptr) return Rule::mask_layout;
   if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
   if (kernel.function == Function::fwd_combine) return Rule::none;  // it merges what another kernel computed
@@ -126,6 +134,8 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     case Rule::mask:
       return std::string("its mask is ") + dtype_name(kernel.mask) + ", the problem's is " +
              dtype_name(problem.mask.dtype);
+    case Rule::mask_layout:
+      return mask_refusal(kernel, problem);
     case Rule::head_dim:
       return "its head_dim goes to " + std::to_string(kernel.block_d) + ", the problem's is " +
              std::to_string(widest_head(problem));

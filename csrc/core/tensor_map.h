@@ -13,8 +13,11 @@ constexpr int kMapFollowers = 8;
 // Why no TMA descriptor can describe one of the problem's tensors; null where all can be.
 const char* map_refusal(const Problem& problem);
 
-// The descriptor `map` of a [B, H, S, D] tensor whose pointer, sizes and strides are in `args`. What a copy takes from
-// outside the tensor is zero; what it would write there is dropped.
+// Why none can describe the mask as it is; null where one can.
+const char* mask_map_refusal(const Tensor& mask);
+
+// The descriptor `map`, for this kernel, of a tensor whose pointer, sizes and strides are in `args`. What a copy takes
+// from outside the tensor is zero; what it would write there is dropped.
 CUtensorMap encode(Arg map, const Arguments& args, const Kernel& kernel, const Box& box);
 
 }  // namespace flashtri

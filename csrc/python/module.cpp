@@ -125,7 +125,8 @@ py::dict describe(const Plan& plan) {
                    py::arg("dmask_splits") = plan.dmask_splits, py::arg("dbias") = plan.dbias_size,
                    py::arg("dbias_block") = plan.dbias_block, py::arg("dbias_offset") = plan.dbias_offset,
                    py::arg("partial_out") = plan.partial_out_elements,
-                   py::arg("partial_lse") = plan.partial_lse_elements);
+                   py::arg("partial_lse") = plan.partial_lse_elements, py::arg("mask_bias") = plan.mask_bias_elements,
+                   py::arg("mask_table") = plan.mask_table_elements);
   return py::dict(py::arg("launches") = launches, py::arg("args") = args, py::arg("scratch") = scratch);
 }
 
@@ -210,8 +211,8 @@ PYBIND11_MODULE(_C, module) {
      softcap=0.0, dropout_p=0.0) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
-"scratch": {"delta", "row_terms", "dq_acc", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse"}}.
-Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
+"scratch": {"delta", "row_terms", "dq_acc", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse", "mask_bias",
+"mask_table"}}. Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
 relative_bias is [1, heads, 1, L]. With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
 
   module.def(

@@ -95,6 +95,16 @@ void launch_on_current_stream(const Plan& plan, at::Device device) {
   launch(plan, device.index(), cuda.getStream(device).native_handle());
 }
 
+// What mask_keys writes, as one allocation: first the bias, whose size is a multiple of 64, then the table.
+at::Tensor set_mask_scratch(Plan& plan, const at::TensorOptions& fp32) {
+  static_assert(sizeof(float) == sizeof(int32_t));
+  if (plan.mask_bias_elements == 0) return {};
+  at::Tensor scratch = at::empty({plan.mask_bias_elements + plan.mask_table_elements}, fp32);
+  plan.args.set(Arg::mask_bias, scratch.mutable_data_ptr());
+  plan.args.set(Arg::mask_table, scratch.mutable_data_ptr<float>() + plan.mask_bias_elements);
+  return scratch;
+}
+
 // Everything but the tensors.
 void set_options(Problem& problem, const ForwardArgs& args) {
   problem.scale = static_cast<float>(scale_of(args));
@@ -178,6 +188,7 @@ ForwardResult fwd_cuda(const ForwardArgs& args) {
     plan.args.set(Arg::partial_lse, data + plan.partial_out_elements);
   }
   lengths.set_pointers(plan.args);
+  const at::Tensor mask_scratch = set_mask_scratch(plan, lse.options());
   plan.args.set(Arg::lse, lse.mutable_data_ptr());
   if (args.uses_row_stats()) plan.args.set(Arg::row_stats, row_stats.mutable_data_ptr());
   if (args.dropout_p > 0.0) plan.args.set(Arg::rng_state, rng_state.mutable_data_ptr());

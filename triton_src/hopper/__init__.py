@@ -6,8 +6,8 @@ which fill what lies outside a tensor with zeros; warpgroups of four warps compu
 """
 
 from .bwd import bwd_hopper
-from .fwd import fwd_hopper
+from .fwd import fwd_hopper, fwd_hopper_mask
 
-FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd_hopper, bwd_hopper)}
+FUNCTIONS = {kernel.__name__: kernel for kernel in (fwd_hopper, fwd_hopper_mask, bwd_hopper)}
 
-__all__ = ["FUNCTIONS", "bwd_hopper", "fwd_hopper"]
+__all__ = ["FUNCTIONS", "bwd_hopper", "fwd_hopper", "fwd_hopper_mask"]

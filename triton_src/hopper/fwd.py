@@ -1,4 +1,4 @@
-"""Forward without a mask: out = softmax(scale * q k^T) v over the band, by online softmax (FlashAttention-2, alg. 1).
+"""Forward: out = softmax(scale * q k^T + mask) v over the band, by online softmax (FlashAttention-2, algorithm 1).
 
 A producer warp loads, consumer warpgroups of 64 query rows each compute (FlashAttention-3, algorithm 2): while the
 tensor cores multiply P of one key block with V, the other units compute the softmax of the next block, and the
@@ -15,10 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .masks import BOOLEAN, KEYS, KeyMask, MatrixMask, NoMask
 from .schedule import Schedule
+from .softmax import in_natural_units, mask_scores, online_softmax
 from .turns import give_turn, wait_for_turn
 
-LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # Query rows of a consumer warpgroup: the M of a wgmma.
 ROWS = gl.constexpr(64)
@@ -65,54 +66,46 @@ def load(map, coordinates, full, tile):
 
 
 @gluon.jit
-def producer(q_map, k_map, v_map, shared, schedule, heads_q, group_size):
-    """One warp: the q tiles of every query tile, and its key blocks from the last to the first."""
+def producer(q_map, k_map, v_map, shared, schedule, mask, heads_q, group_size):
+    """One warp: the q tiles of every query tile, and the key blocks that it visits."""
     block = 0
     for i in range(schedule.own_tiles()):
         start_m, head_index = schedule.tile(i)
-        blocks, _ = schedule.key_blocks(start_m)
         b = head_index // heads_q
         h = head_index % heads_q
         h_k = h // group_size
+        blocks = mask.blocks(schedule, start_m, b, h)
         for w in gl.static_range(shared.CONSUMERS):
             mbarrier.wait(shared.q_free.index(w), (i & 1) ^ 1)
             load(q_map, [b, h, start_m + w * ROWS, 0], shared.q_full.index(w), shared.q.index(w))
-        for j in range(blocks):
-            start_n = (blocks - 1 - j) * shared.BLOCK_N
+        for j in range(blocks.count):
+            start_n = blocks.block(j) * shared.BLOCK_N
             stage, parity = shared.stage(block)
+            k_full, k_tile = shared.k_full.index(stage), shared.k.index(stage)
             mbarrier.wait(shared.k_free.index(stage), parity ^ 1)
-            load(k_map, [b, h_k, start_n, 0], shared.k_full.index(stage), shared.k.index(stage))
+            mask.expect(k_full, k_tile.nbytes_per_cta, j < blocks.masked)
+            tma.async_load(k_map, [b, h_k, start_n, 0], k_full, k_tile)
+            mask.load(b, h, start_m, start_n, j < blocks.masked, block, stage, k_full)
             mbarrier.wait(shared.v_free.index(stage), parity ^ 1)
             load(v_map, [b, h_k, start_n, 0], shared.v_full.index(stage), shared.v.index(stage))
             block += 1
 
 
 @gluon.jit
-def mask_scores(s, start_n, seen, BLOCK_N: gl.constexpr):
-    """-inf where a row does not see the key; row r sees keys below seen[r]. This also masks keys past the end."""
-    columns = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
-    return gl.where(columns[None, :] < seen[:, None], s, float("-inf"))
-
-
-@gluon.jit
-def finite(row_max):
-    """What to subtract: 0 for a row that has seen no key, as -inf - (-inf) is NaN and exp2(-inf) the 0 wanted."""
-    return gl.where(row_max == float("-inf"), 0.0, row_max)
-
-
-@gluon.jit
 def attend(
-    acc, p, row_max, row_sum, block, last, first, q, seen, scale2, shared,
-    MASKED: gl.constexpr, TURN: gl.constexpr,
+    acc, p, row_max, row_sum, block, first, last, blocks, q, seen, scale, shared, mask,
+    MASKED: gl.constexpr, MASK: gl.constexpr, TURN: gl.constexpr,
 ):  # fmt: skip
-    """Key blocks last - 1 down to `first`: scores of each, while P of the block before it is multiplied with V.
+    """Key blocks `first` to last - 1 of those visited: scores of each, while P of the one before is multiplied with V.
 
-    acc [ROWS, BLOCK_D] does not yet hold p [ROWS, BLOCK_N] times its V. row_max is in units of q k^T, scale2 is
-    scale * log2(e). Waits keep the order: an accumulator in flight across the loop's end would serialise every wgmma.
+    acc [ROWS, BLOCK_D] does not yet hold p [ROWS, BLOCK_N] times its V. Waits keep the order: an accumulator in flight
+    across the loop's end would serialise every wgmma.
     """
-    for j in range(last, first, -1):
+    for j in range(first, last):
         k_stage, k_parity = shared.stage(block + 1)
         v_stage, v_parity = shared.stage(block)
+        if MASKED:
+            start_n = blocks.block(j) * shared.BLOCK_N
         mbarrier.wait(shared.k_full.index(k_stage), k_parity)
         wait_for_turn(TURN)
         zeros = gl.zeros((ROWS, shared.BLOCK_N), gl.float32, row_max.type.layout.parent)
@@ -121,18 +114,12 @@ def attend(
         acc = warpgroup_mma(p, shared.values(v_stage), acc, is_async=True)  # [ROWS, BLOCK_D]
         give_turn((TURN + 1) % shared.CONSUMERS)
         s = warpgroup_mma_wait(1, deps=(s,))
+        s = mask.apply(s, scale, block + 1, k_stage, MASKED, TURN)
         mbarrier.arrive(shared.k_free.index(k_stage), count=1)
         if MASKED:
-            s = mask_scores(s, (j - 1) * shared.BLOCK_N, seen, shared.BLOCK_N)
-        new_max = gl.maximum(row_max, gl.max(s, 1))
-        if MASKED:
-            shift = finite(new_max) * scale2
-        else:
-            shift = new_max * scale2
-        alpha = gl.exp2(row_max * scale2 - shift)
-        p_new = gl.exp2(s * scale2 - shift[:, None])
+            s = mask_scores(s, start_n, seen, shared.BLOCK_N)
+        row_max, alpha, p_new = online_softmax(s, row_max, scale, MASKED, MASK)
         row_sum = row_sum * alpha + gl.sum(p_new, 1)
-        row_max = new_max
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(shared.v_free.index(v_stage), count=1)
         # After the wait, which the product with V read the old P's registers up to: packed before, it cost 32 moves.
@@ -143,13 +130,15 @@ def attend(
 
 
 @gluon.jit
-def consumer(out_map, lse, shared, schedule, heads_q, scale, TURN: gl.constexpr):
+def consumer(
+    out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale,
+    MASK: gl.constexpr, TURN: gl.constexpr,
+):  # fmt: skip
     """A warpgroup: rows [TURN * ROWS, (TURN + 1) * ROWS) of every query tile."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shared.BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, shared.BLOCK_D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    scale2 = scale * LOG2E
     q = shared.q.index(TURN).reshape([ROWS, shared.BLOCK_D])
     out = shared.out.index(TURN)
     if TURN == shared.CONSUMERS - 1:
@@ -157,32 +146,33 @@ def consumer(out_map, lse, shared, schedule, heads_q, scale, TURN: gl.constexpr)
     block = 0
     for i in range(schedule.own_tiles()):
         start_m, head_index = schedule.tile(i)
-        blocks, full_blocks = schedule.key_blocks(start_m)
+        blocks = mask.blocks(schedule, start_m, head_index // heads_q, head_index % heads_q)
         rows = start_m + TURN * ROWS + gl.arange(0, ROWS, row_layout)
         seen = gl.minimum(rows + schedule.band_hi + 1, schedule.seqlen_k)
 
-        # The last block, the only one whose keys may end inside it, is always masked.
+        # The first block visited is always masked.
         mbarrier.wait(shared.q_full.index(TURN), i & 1)
         stage, parity = shared.stage(block)
         mbarrier.wait(shared.k_full.index(stage), parity)
         zeros = gl.zeros((ROWS, shared.BLOCK_N), gl.float32, s_layout)
         s = warpgroup_mma(q, shared.keys_transposed(stage), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
+        s = mask.apply(s, scale, block, stage, True, TURN)
         mbarrier.arrive(shared.k_free.index(stage), count=1)
-        s = mask_scores(s, (blocks - 1) * shared.BLOCK_N, seen, shared.BLOCK_N)
-        row_max = gl.max(s, 1)
-        p = gl.exp2(s * scale2 - (finite(row_max) * scale2)[:, None])
+        s = mask_scores(s, blocks.block(0) * shared.BLOCK_N, seen, shared.BLOCK_N)
+        no_key = gl.full((ROWS,), float("-inf"), gl.float32, row_layout)
+        row_max, _, p = online_softmax(s, no_key, scale, True, MASK)
         row_sum = gl.sum(p, 1)
         p = gl.convert_layout(p.to(q.dtype), p_layout)
         acc = gl.zeros((ROWS, shared.BLOCK_D), gl.float32, acc_layout)
 
-        full = gl.minimum(blocks - 1, full_blocks)
         acc, p, row_max, row_sum, block = attend(
-            acc, p, row_max, row_sum, block, blocks - 1, full, q, seen, scale2, shared, True, TURN
+            acc, p, row_max, row_sum, block, 1, blocks.masked, blocks, q, seen, scale, shared, mask, True, MASK, TURN
         )
         acc, p, row_max, row_sum, block = attend(
-            acc, p, row_max, row_sum, block, full, 0, q, seen, scale2, shared, False, TURN
-        )
+            acc, p, row_max, row_sum, block, blocks.masked, blocks.count, blocks, q, seen, scale, shared, mask,
+            False, MASK, TURN,
+        )  # fmt: skip
         if shared.OUT_APART:
             mbarrier.arrive(shared.q_free.index(TURN), count=1)
         stage, parity = shared.stage(block)
@@ -203,9 +193,15 @@ def consumer(out_map, lse, shared, schedule, heads_q, scale, TURN: gl.constexpr)
         if not shared.OUT_APART:
             tma.store_wait(0)
             mbarrier.arrive(shared.q_free.index(TURN), count=1)
-        row_lse = (row_max * scale2 + gl.log2(row_sum)) * LN2
+        if not in_natural_units(MASK):
+            row_max *= scale
         # 64-bit: batch * heads * seqlen may pass 2^31.
-        gl.store(lse + head_index.to(gl.int64) * schedule.seqlen_q + rows, row_lse, mask=rows < schedule.seqlen_q)
+        place = head_index.to(gl.int64) * schedule.seqlen_q + rows
+        in_rows = rows < schedule.seqlen_q
+        gl.store(lse + place, row_max + gl.log2(row_sum) * LN2, mask=in_rows)
+        if MASK != 0:
+            gl.store(row_stats + place, row_max, mask=in_rows)
+            gl.store(row_stats + num_rows + place, row_sum, mask=in_rows)
     tma.store_wait(0)
 
 
@@ -219,17 +215,13 @@ def barriers(readers: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def fwd_hopper(
-    q_map, k_map, v_map, out_map, lse,
+def run(
+    q_map, k_map, v_map, out_map, lse, row_stats, num_rows, mask,
     batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    OUT_APART: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    MASK: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
+    STAGES: gl.constexpr, OUT_APART: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Any one-dimensional grid: a program computes every tile of CONSUMERS * 64 query rows that falls to it.
-
-    The maps are TMA descriptors of the tensors [B, H, S, D]. Row i sees keys up to i + band_hi. Writes out and lse; a
-    row without a visible key: out 0, lse -inf. scale > 0.
-    """
+    """What fwd_hopper and fwd_hopper_mask share: all but the mask."""
     q_tiles = gl.allocate_shared_memory(q_map.dtype, [CONSUMERS, 1, 1, ROWS, BLOCK_D], q_map.layout)
     if OUT_APART:
         out_tiles = gl.allocate_shared_memory(q_map.dtype, [CONSUMERS, 1, 1, ROWS, BLOCK_D], out_map.layout)
@@ -263,18 +255,68 @@ def fwd_hopper(
         block_m,
         BLOCK_N,
     )
-    produce = (q_map, k_map, v_map, shared, schedule, heads_q, group_size)
+    produce = (q_map, k_map, v_map, shared, schedule, mask, heads_q, group_size)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (out_map, lse, shared, schedule, heads_q, scale, 0)),
-            (consumer, (out_map, lse, shared, schedule, heads_q, scale, 1)),
+            (consumer, (out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale, MASK, 0)),
+            (consumer, (out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale, MASK, 1)),
             (producer, produce),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3, "two or three consumer warpgroups")
         gl.warp_specialize([
-            (consumer, (out_map, lse, shared, schedule, heads_q, scale, 0)),
-            (consumer, (out_map, lse, shared, schedule, heads_q, scale, 1)),
-            (consumer, (out_map, lse, shared, schedule, heads_q, scale, 2)),
+            (consumer, (out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale, MASK, 0)),
+            (consumer, (out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale, MASK, 1)),
+            (consumer, (out_map, lse, row_stats, num_rows, shared, schedule, mask, heads_q, scale, MASK, 2)),
             (producer, produce),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def fwd_hopper(
+    q_map, k_map, v_map, out_map, lse,
+    batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    OUT_APART: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Any one-dimensional grid: a program computes every tile of CONSUMERS * 64 query rows that falls to it.
+
+    The maps are TMA descriptors of the tensors [B, H, S, D]. Row i sees keys up to i + band_hi. Writes out and lse; a
+    row without a visible key: out 0, lse -inf. scale > 0.
+    """
+    run(
+        q_map, k_map, v_map, out_map, lse, lse, 0, NoMask(),
+        batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
+        0, CONSUMERS, BLOCK_N, BLOCK_D, STAGES, OUT_APART, CONSUMER_REGISTERS, PRODUCER_REGISTERS,
+    )  # fmt: skip
+
+
+@gluon.jit
+def fwd_hopper_mask(
+    q_map, k_map, v_map, mask_map, out_map, lse, row_stats, mask_table, num_rows, mask_batch, mask_heads,
+    batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
+    MASK: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    MASK_STAGES: gl.constexpr, OUT_APART: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As fwd_hopper, with a mask, and row_stats written; a row without a visible key has (-inf, 0) there.
+
+    mask_map describes the mask itself or, where MASK is KEYS, the bias of mask_keys, whose table is read only then.
+    """
+    if MASK == KEYS:
+        tiles = gl.allocate_shared_memory(mask_map.dtype, [STAGES, 1, 1, 1, BLOCK_N], mask_map.layout)
+        mask = KeyMask(mask_map, mask_table, tiles, mask_batch, mask_heads, BLOCK_N)
+    else:
+        places: gl.constexpr = MASK_STAGES * CONSUMERS
+        mask = MatrixMask(
+            mask_map,
+            gl.allocate_shared_memory(mask_map.dtype, [places, 1, 1, ROWS, BLOCK_N], mask_map.layout),
+            barriers(1, places),
+            barriers(1, places),
+            mask_batch, mask_heads, MASK == BOOLEAN, MASK_STAGES, CONSUMERS, ROWS, BLOCK_N,
+        )  # fmt: skip
+    run(
+        q_map, k_map, v_map, out_map, lse, row_stats, num_rows, mask,
+        batch, heads_q, group_size, heads_at_once, tiles_per_turn, seqlen_q, seqlen_k, band_hi, scale,
+        MASK, CONSUMERS, BLOCK_N, BLOCK_D, STAGES, OUT_APART, CONSUMER_REGISTERS, PRODUCER_REGISTERS,
+    )  # fmt: skip
