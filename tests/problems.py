@@ -68,6 +68,8 @@ class Problem:
     # How many keys of each sequence exist (seqused_k), the forward alone; what lies past them is NaN.
     used: tuple[int, ...] | None = None
     page_size: int | None = None  # keys a page: k and v in pages, in random order
+    # (rows, keys) of each sequence, packed one after the other; the other lengths and the batch are not used.
+    packed: tuple[tuple[int, int], ...] | None = None
 
     def __str__(self) -> str:
         def pair(letter, a, b):
@@ -98,10 +100,13 @@ class Problem:
         parts += [f"dropout{self.dropout:g}"] if self.dropout else []
         parts += [f"used{'_'.join(map(str, self.used))}"] if self.used else []
         parts += [f"pages{self.page_size}"] if self.page_size else []
+        parts += ["packed_" + "_".join(f"{q}x{k}" for q, k in self.packed)] if self.packed else []
         return "-".join(parts)
 
     def inputs(self, device: str | torch.device = "cpu") -> Inputs:
         """The same values for every run and device."""
+        if self.packed:
+            return self._packed(device)
         draw = torch.Generator().manual_seed(hash_of(str(self)))
         dtype, dim_v = DTYPES[self.dtype], self.head_dim_v or self.head_dim
 
@@ -145,6 +150,24 @@ class Problem:
                 tables[i, -(-keys // self.page_size) :] = order[-1]
             options["block_table"] = tables.to(k.device, torch.int32)
         return dataclasses.replace(dense, k=k, v=v, dout=None, dlse=None, options=options, parts=tuple(parts))
+
+    def _packed(self, device) -> Inputs:
+        totals = [sum(lengths) for lengths in zip(*self.packed, strict=True)]
+        whole = dataclasses.replace(self, packed=None, batch=1, seqlen_q=totals[0], seqlen_k=totals[1]).inputs(device)
+        starts = [[0, *itertools.accumulate(lengths)] for lengths in zip(*self.packed, strict=True)]
+        parts = []
+        for i, (rows, keys) in enumerate(self.packed):
+            of_rows, of_keys = (slice(start[i], start[i] + n) for start, n in zip(starts, (rows, keys), strict=True))
+            part = {"q": whole.q[:, :, of_rows], "k": whole.k[:, :, of_keys], "v": whole.v[:, :, of_keys]}
+            dlse = None if whole.dlse is None else whole.dlse[:, :, of_rows]
+            parts.append(dataclasses.replace(whole, **part, dout=whole.dout[:, :, of_rows], dlse=dlse))
+        options = dict(whole.options)
+        for name, start, lengths in zip("qk", starts, zip(*self.packed, strict=True), strict=True):
+            options[f"cu_seqlens_{name}"] = torch.tensor(start, dtype=torch.int32, device=device)
+            options[f"max_seqlen_{name}"] = max(lengths)
+        flat = {name: getattr(whole, name)[0].transpose(0, 1) for name in ("q", "k", "v", "dout")}
+        dlse = None if whole.dlse is None else whole.dlse[0]
+        return dataclasses.replace(whole, **flat, dlse=dlse, options=options, parts=tuple(parts))
 
     def _paged(self, dense: Tensor, order: Tensor) -> Tensor:
         """[num_blocks, Hk, page_size, *], page order[i] being the i-th of the dense tensor, the last one NaN."""
@@ -415,6 +438,23 @@ def _reported():
     )  # fmt: skip
 
 
+def _packed():
+    lengths = (
+        ((65, 65), (1, 1), (130, 130)),
+        ((40, 300), (0, 20), (70, 0), (1, 130), (200, 31)),
+        ((0, 0), (33, 64), (0, 0)),
+        ((128, 128), (64, 64), (256, 256), (3, 3)),
+    )
+    causality = (None, "top_left", "bottom_right", "bottom_right_window")
+    for i, (packed, causal) in enumerate(itertools.product(lengths, causality)):
+        yield Problem(
+            packed=packed, causal=causal, heads_k=(4, 2, 1)[i % 3], head_dim=(40, 64, 128, 200)[(i + i // 4) % 4],
+            head_dim_v=(None, 72)[i % 2], dtype=("f16", "bf16")[i % 2], has_dlse=i % 3 != 0,
+            layout=("bshd", "dense", "sliced")[i % 3], sinks="f32" if i % 5 == 4 else None,
+            window=(50, 2) if causal == "bottom_right_window" else (None, None),
+        )  # fmt: skip
+
+
 PROBLEMS = list(
     dict.fromkeys(
         [
@@ -431,6 +471,7 @@ PROBLEMS = list(
             *_softcaps_and_dropout(),
             *_decoding(),
             *_reported(),
+            *_packed(),
         ]
     )
 )

@@ -180,13 +180,29 @@ def peer(inputs) -> Results:
     return run(in_dtype_of_q, with_kept(inputs, inputs))
 
 
+def join(results: list[Results], inputs) -> Results:
+    """Results of the parts of a problem as one: of a batch's sequences, or packed as q is."""
+    if not inputs.parts:
+        return results[0]
+    packed, joined = inputs.q.dim() == 3, {}
+    for name in vars(results[0]):
+        values = [value for result in results if (value := getattr(result, name)) is not None]
+        if not values:
+            continue
+        if name == "dsinks":
+            joined[name] = torch.stack(values).sum(0)
+        elif not packed:
+            joined[name] = torch.cat(values)
+        else:
+            rows = torch.cat(values, dim=2)[0]
+            joined[name] = rows if name == "lse" else rows.transpose(0, 1)
+    return Results(**joined)
+
+
 def check(ours: Results, inputs) -> None:
     """Asserts that every result of ours is within the bound; names the result and its figures where one is not."""
-    if inputs.parts:
-        for i, part in enumerate(inputs.parts):
-            check(Results(ours.out[i : i + 1], ours.lse[i : i + 1]), part)
-        return
-    reference, same_dtype = expected(inputs), peer(inputs)
+    parts = inputs.parts or (inputs,)
+    reference, same_dtype = (join([function(part) for part in parts], inputs) for function in (expected, peer))
     finite = reference.lse.abs() < 1e30  # not -inf, and not a row of finfo.min, whose lse has no digits left
     assert torch.equal(ours.lse == -math.inf, reference.lse == -math.inf), "lse is -inf in other rows"
     huge = ~finite & (reference.lse != -math.inf)

@@ -156,18 +156,6 @@ def test_dropout(dropout_p, device):
         flashtri.attention(*tensors(device), dropout_p=dropout_p)
 
 
-NOT_IMPLEMENTED = {
-    "cu_seqlens_q": torch.zeros(3, dtype=torch.int32), "cu_seqlens_k": torch.zeros(3, dtype=torch.int32),
-    "max_seqlen_q": 16, "max_seqlen_k": 24,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NOT_IMPLEMENTED)
-def test_not_implemented(name, device):
-    with pytest.raises(NotImplementedError, match=rf"{name} is not implemented; got {name} = .*; pass (None|0\.0)"):
-        flashtri.attention(*tensors(device), **{name: NOT_IMPLEMENTED[name]})
-
-
 def used(*lengths, dtype=torch.int32):
     return torch.tensor(lengths, dtype=dtype)
 

@@ -15,6 +15,7 @@ from .common import (
     tile_offsets,
 )
 from .features import capped, dropout_factor
+from .packed import sequence, sequence_band
 
 
 @triton.jit
@@ -22,19 +23,18 @@ def dkdv_head(
     dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h, columns,
     count, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-    num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    features, start_n, MASK: tl.constexpr, FEATURES: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr,
+    num_rows, lse_stride_b, lse_stride_h, first_q, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi,
+    scale, features, start_n, MASK: tl.constexpr, FEATURES: tl.constexpr, EDGE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """`count` query blocks of one head: with EDGE those that need a mask, else the full ones from `full_first` on.
 
     Everything is transposed, so that P^T and dS^T are left operands and can stay in registers.
     """
-    q += b * q_stride_b + h * q_stride_h
-    dout += b * dout_stride_b + h * dout_stride_h
+    q += b * q_stride_b + h * q_stride_h + first_q * q_stride_s
+    dout += b * dout_stride_b + h * dout_stride_h + first_q * dout_stride_s
     mask += b * mask_stride_b + h * mask_stride_h
-    # 64-bit: batch * heads * seqlen may pass 2^31.
-    row_base = (b * heads_q + h).to(tl.int64) * seqlen_q
+    row_base = b * lse_stride_b + h * lse_stride_h + first_q
     q_offsets = tile_offsets(q_stride_s, BLOCK_M, BLOCK_D)
     dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
@@ -80,26 +80,28 @@ def dkdv_head(
 
 @triton.jit
 def bwd_dkdv(
-    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dk, dv,
+    q, k, v, mask, rng_state, cu_seqlens_q, cu_seqlens_k, dout, lse, row_stats, delta, dk, dv,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
     dv_stride_b, dv_stride_h, dv_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    softcap, dropout_threshold, dropout_scale,
+    num_rows, lse_stride_b, lse_stride_h, heads_q, group_size, seqlen_q, seqlen_k, max_seqlen_k, is_packed,
+    head_dim, head_dim_v, band_lo, band_hi, band_follows, scale, softcap, dropout_threshold, dropout_scale,
     MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one key head. Grid: cdiv(seqlen_k, BLOCK_N) * batch * heads_k."""
-    num_blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    """One block of keys of one key head. Grid: cdiv(max_seqlen_k, BLOCK_N) * batch * heads_k."""
+    num_blocks = tl.cdiv(max_seqlen_k, BLOCK_N)
     # Under causality the first block has the most queries, so this order is longest first.
     start_n = tl.program_id(0) % num_blocks * BLOCK_N
     head_index = tl.program_id(0) // num_blocks
     heads_k = heads_q // group_size
     b = head_index // heads_k
     h_k = head_index % heads_k
-    k += b * k_stride_b + h_k * k_stride_h
-    v += b * v_stride_b + h_k * v_stride_h
-    dk += b * dk_stride_b + h_k * dk_stride_h
-    dv += b * dv_stride_b + h_k * dv_stride_h
+    first_q, seqlen_q, first_k, seqlen_k = sequence(cu_seqlens_q, cu_seqlens_k, b, seqlen_q, seqlen_k, is_packed, MASK)
+    k += b * k_stride_b + h_k * k_stride_h + first_k * k_stride_s
+    v += b * v_stride_b + h_k * v_stride_h + first_k * v_stride_s
+    dk += b * dk_stride_b + h_k * dk_stride_h + first_k * dk_stride_s
+    dv += b * dv_stride_b + h_k * dv_stride_h + first_k * dv_stride_s
+    band_lo, band_hi = sequence_band(band_lo, band_hi, band_follows, seqlen_q, seqlen_k, MASK)
 
     columns = start_n + tl.arange(0, BLOCK_N)
     in_dim_k = (tl.arange(0, BLOCK_D) < head_dim)[None, :]
@@ -117,23 +119,25 @@ def bwd_dkdv(
         full_end = full_first  # as in the forward
     full = full_end - full_first
     features = (rng_state, softcap, dropout_threshold, dropout_scale)
+    # Past a packed sequence's end there is nothing to do; a return here costs 64 bytes of spills.
+    heads = tl.where(start_n < seqlen_k, group_size, 0)
     # Two loops over the group rather than one with both bodies: less stays live, which is what spilled.
     if not FEATURES:
-        for g in tl.range(0, group_size):
+        for g in tl.range(0, heads):
             dk_acc, dv_acc = dkdv_head(
                 dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
                 full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
                 dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-                num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-                features, start_n, MASK, FEATURES, False, BLOCK_M, BLOCK_N, BLOCK_D,
+                num_rows, lse_stride_b, lse_stride_h, first_q, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v,
+                band_lo, band_hi, scale, features, start_n, MASK, FEATURES, False, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
-    for g in tl.range(0, group_size):
+    for g in tl.range(0, heads):
         dk_acc, dv_acc = dkdv_head(
             dk_acc, dv_acc, k_tile, v_tile, q, dout, mask, lse, row_stats, delta, b, h_k * group_size + g, columns,
             end - first - full, first, full_first, full_end, q_stride_b, q_stride_h, q_stride_s,
             dout_stride_b, dout_stride_h, dout_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-            num_rows, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-            features, start_n, MASK, FEATURES, True, BLOCK_M, BLOCK_N, BLOCK_D,
+            num_rows, lse_stride_b, lse_stride_h, first_q, heads_q, seqlen_q, seqlen_k, head_dim, head_dim_v,
+            band_lo, band_hi, scale, features, start_n, MASK, FEATURES, True, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
 
     in_columns = (columns < seqlen_k)[:, None]

@@ -15,6 +15,7 @@ from .common import (
     tile_offsets,
 )
 from .features import capped, dropout_factor
+from .packed import sequence, sequence_band
 
 
 @triton.jit
@@ -62,27 +63,31 @@ def dq_blocks(
 
 @triton.jit
 def bwd_dq(
-    q, k, v, mask, rng_state, dout, lse, row_stats, delta, dq,
+    q, k, v, mask, rng_state, cu_seqlens_q, cu_seqlens_k, dout, lse, row_stats, delta, dq,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     dout_stride_b, dout_stride_h, dout_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
     mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, scale,
-    softcap, dropout_threshold, dropout_scale,
+    num_rows, lse_stride_b, lse_stride_h, heads_q, group_size, seqlen_q, seqlen_k, max_seqlen_q, is_packed,
+    head_dim, head_dim_v, band_lo, band_hi, band_follows, scale, softcap, dropout_threshold, dropout_scale,
     MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q."""
-    num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    """One block of queries of one head. Grid: cdiv(max_seqlen_q, BLOCK_M) * batch * heads_q."""
+    num_blocks = tl.cdiv(max_seqlen_q, BLOCK_M)
     # Longest first under causality, as in the forward.
     start_m = (num_blocks - 1 - tl.program_id(0) % num_blocks) * BLOCK_M
     head_index = tl.program_id(0) // num_blocks
     b = head_index // heads_q
     h = head_index % heads_q
     h_k = h // group_size
-    q += b * q_stride_b + h * q_stride_h
-    k += b * k_stride_b + h_k * k_stride_h
-    v += b * v_stride_b + h_k * v_stride_h
-    dout += b * dout_stride_b + h * dout_stride_h
-    dq += b * dq_stride_b + h * dq_stride_h
+    first_q, seqlen_q, first_k, seqlen_k = sequence(cu_seqlens_q, cu_seqlens_k, b, seqlen_q, seqlen_k, is_packed, MASK)
+    if start_m >= seqlen_q:
+        return
+    q += b * q_stride_b + h * q_stride_h + first_q * q_stride_s
+    k += b * k_stride_b + h_k * k_stride_h + first_k * k_stride_s
+    v += b * v_stride_b + h_k * v_stride_h + first_k * v_stride_s
+    dout += b * dout_stride_b + h * dout_stride_h + first_q * dout_stride_s
+    dq += b * dq_stride_b + h * dq_stride_h + first_q * dq_stride_s
+    band_lo, band_hi = sequence_band(band_lo, band_hi, band_follows, seqlen_q, seqlen_k, MASK)
     mask += b * mask_stride_b + h * mask_stride_h
 
     rows = start_m + tl.arange(0, BLOCK_M)
@@ -93,8 +98,7 @@ def bwd_dq(
     dout_offsets = tile_offsets(dout_stride_s, BLOCK_M, BLOCK_D)
     q_tile = load_tile(q, start_m, q_stride_s, q_offsets, in_dim_k, seqlen_q, BLOCK_M, True)
     dout_tile = load_tile(dout, start_m, dout_stride_s, dout_offsets, in_dim_v, seqlen_q, BLOCK_M, True)
-    # 64-bit: batch * heads * seqlen may pass 2^31.
-    row_base = head_index.to(tl.int64) * seqlen_q
+    row_base = b * lse_stride_b + h * lse_stride_h + first_q
     row_delta = load_rows(delta + row_base, rows, seqlen_q, 0.0, True)
     row_term, row_factor = load_row_terms(lse, row_stats, num_rows, row_base, rows, seqlen_q, MASK, True)
     dq_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)

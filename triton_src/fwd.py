@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .common import LN2, LOG2E, block_ranges, edge_block, in_band, load_mask, load_tile, mask_scores, tile_offsets
 from .features import capped, dropout_factor
+from .packed import sequence, sequence_band
 
 
 @triton.jit
@@ -85,29 +86,33 @@ def add_sink(acc, row_max, row_sum, sink, has_sink, MASK: tl.constexpr):
 
 @triton.jit
 def fwd(
-    q, k, v, mask, sinks, rng_state, out, lse, row_stats,
+    q, k, v, mask, sinks, rng_state, cu_seqlens_q, cu_seqlens_k, out, lse, row_stats,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, mask_stride_b, mask_stride_h, mask_stride_q, mask_stride_k,
-    num_rows, heads_q, group_size, seqlen_q, seqlen_k, head_dim, head_dim_v, band_lo, band_hi, has_sinks, scale,
-    softcap, dropout_threshold, dropout_scale,
+    num_rows, lse_stride_b, lse_stride_h, heads_q, group_size, seqlen_q, seqlen_k, max_seqlen_q, is_packed,
+    head_dim, head_dim_v, band_lo, band_hi, band_follows, has_sinks, scale, softcap, dropout_threshold, dropout_scale,
     MASK: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. Grid: cdiv(seqlen_q, BLOCK_M) * batch * heads_q.
+    """One block of queries of one head. Grid: cdiv(max_seqlen_q, BLOCK_M) * batch * heads_q.
 
     Writes out, lse and, with a mask, row_stats. A row without a visible key: out 0, lse -inf, row_stats (-inf, 0);
     with a sink lse is its logit, row_stats (logit, 1).
     """
-    num_blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    num_blocks = tl.cdiv(max_seqlen_q, BLOCK_M)
     # Under causality the last block has the most keys: first in, so that short ones fill the tail.
     start_m = (num_blocks - 1 - tl.program_id(0) % num_blocks) * BLOCK_M
     head_index = tl.program_id(0) // num_blocks
     b = head_index // heads_q
     h = head_index % heads_q
     h_k = h // group_size
-    q += b * q_stride_b + h * q_stride_h
-    k += b * k_stride_b + h_k * k_stride_h
-    v += b * v_stride_b + h_k * v_stride_h
-    out += b * out_stride_b + h * out_stride_h
+    first_q, seqlen_q, first_k, seqlen_k = sequence(cu_seqlens_q, cu_seqlens_k, b, seqlen_q, seqlen_k, is_packed, MASK)
+    if start_m >= seqlen_q:
+        return
+    q += b * q_stride_b + h * q_stride_h + first_q * q_stride_s
+    k += b * k_stride_b + h_k * k_stride_h + first_k * k_stride_s
+    v += b * v_stride_b + h_k * v_stride_h + first_k * v_stride_s
+    out += b * out_stride_b + h * out_stride_h + first_q * out_stride_s
+    band_lo, band_hi = sequence_band(band_lo, band_hi, band_follows, seqlen_q, seqlen_k, MASK)
     mask += b * mask_stride_b + h * mask_stride_h
 
     rows = start_m + tl.arange(0, BLOCK_M)
@@ -142,8 +147,7 @@ def fwd(
     out_tile = out + start_m * out_stride_s + tile_offsets(out_stride_s, BLOCK_M, BLOCK_D)
     tl.store(out_tile, acc.to(out.dtype.element_ty), mask=in_rows[:, None] & in_dim_v)
 
-    # 64-bit: batch * heads * seqlen may pass 2^31.
-    row_base = head_index.to(tl.int64) * seqlen_q
+    row_base = b * lse_stride_b + h * lse_stride_h + first_q
     # log2(0) = -inf makes the LSE of a row without keys -inf by itself.
     row_lse = tl.math.log2(row_sum) * LN2
     if MASK == 0:

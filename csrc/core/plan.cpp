@@ -111,6 +111,13 @@ void set_arguments(Arguments& args, const Problem& p) {
   const int64_t seqlen_q = p.q.size[2], seqlen_k = p.seqlen_k();
   args.set_i64(Arg::num_rows, p.q.size[0] * p.q.size[1] * seqlen_q);
   args.set_i32(Arg::batch, p.q.size[0]);
+  args.set_i64(Arg::lse_stride_b, p.is_packed() ? 0 : p.q.size[1] * seqlen_q);
+  args.set_i64(Arg::lse_stride_h, seqlen_q);
+  args.set_i32(Arg::max_seqlen_q, p.longest_q());
+  args.set_i32(Arg::max_seqlen_k, p.longest_k());
+  args.set_i32(Arg::is_packed, p.is_packed());
+  args.set(Arg::cu_seqlens_q, nullptr);
+  args.set(Arg::cu_seqlens_k, nullptr);
   args.set_i32(Arg::heads_q, p.q.size[1]);
   args.set_i32(Arg::group_size, p.q.size[1] / p.k.size[1]);
   args.set_i32(Arg::seqlen_q, seqlen_q);
@@ -120,8 +127,8 @@ void set_arguments(Arguments& args, const Problem& p) {
   args.set_f32(Arg::scale, p.scale);
   args.set_i32(Arg::has_dlse, p.has_dlse);
   // Where a sequence's own length is known on the device only, the kernel moves a diagonal that ends in its last key.
-  const bool band_follows = p.has_seqused_k && p.bottom_right;
-  const Band band = band_follows ? p.reach() : p.band();
+  const bool band_follows = (p.has_seqused_k || p.is_packed()) && p.bottom_right;
+  const Band band = band_follows || p.is_packed() ? p.reach() : p.band();
   args.set_i32(Arg::band_follows, band_follows);
   args.set_i32(Arg::band_lo, band.lo);
   args.set_i32(Arg::band_hi, band.hi);
@@ -171,16 +178,6 @@ void add_dbias(Plan& plan, const Problem& p, const Device& device) {
   add(plan, kernel, splits * programs);
 }
 
-// These are ways of one step of the op.
-bool same_task(Function a, Function b) {
-  const auto task = [](Function f) {
-    const bool is_forward = f == Function::fwd_hopper || f == Function::fwd_hopper_mask || f == Function::fwd_decode ||
-                            f == Function::fwd_paged;
-    return is_forward ? Function::fwd : f == Function::bwd_hopper ? Function::bwd_dkdv : f;
-  };
-  return task(a) == task(b);
-}
-
 }  // namespace
 
 void add(Plan& plan, const Kernel& kernel, int64_t grid) {
@@ -223,12 +220,12 @@ Plan plan(const Problem& problem, const Device& device) {
   const Problem& p = problem.relative_bias ? changed : problem;
   check(p);
   Plan plan;
-  if (volume(p.q) == 0 || volume(p.k) == 0) return plan;
+  if (volume(p.q) == 0 || volume(p.k) == 0 || p.longest_q() == 0 || p.longest_k() == 0) return plan;
   set_arguments(plan.args, p);
 
-  const int64_t heads = p.q.size[0] * p.q.size[1], heads_k = p.k.size[0] * p.k.size[1];
-  const auto query_blocks = [&](const Kernel& kernel) { return ceil_div(p.q.size[2], kernel.block_m) * heads; };
-  const auto key_blocks = [&](const Kernel& kernel) { return ceil_div(p.k.size[2], kernel.block_n) * heads_k; };
+  const int64_t heads = p.batch() * p.q.size[1], heads_k = p.batch() * p.k.size[1];
+  const auto query_blocks = [&](const Kernel& kernel) { return ceil_div(p.longest_q(), kernel.block_m) * heads; };
+  const auto key_blocks = [&](const Kernel& kernel) { return ceil_div(p.longest_k(), kernel.block_n) * heads_k; };
   if (!p.backward) {
     const Function few_queries = p.has_pages() ? Function::fwd_paged : Function::fwd_decode;
     // Nothing else takes lengths of their own, so where those kernels do not serve their reasons are what to say.
@@ -245,8 +242,9 @@ Plan plan(const Problem& problem, const Device& device) {
   if (!p.dq && !p.dk && !p.needs_dmask && !p.needs_drelative_bias && !p.needs_delta) return plan;
   if (add_hopper_backward(plan, p, device)) return plan;
   const Kernel& delta = select(Function::bwd_delta, p, device);
-  plan.delta_elements = heads * p.q.size[2];
-  add(plan, delta, query_blocks(delta));
+  // Delta is of rows alone, packed or not.
+  plan.delta_elements = p.q.size[0] * p.q.size[1] * p.q.size[2];
+  add(plan, delta, ceil_div(p.q.size[2], delta.block_m) * p.q.size[0] * p.q.size[1]);
   if (p.dk) {
     const Kernel& dkdv = select(Function::bwd_dkdv, p, device);
     add(plan, dkdv, key_blocks(dkdv));
@@ -258,31 +256,6 @@ Plan plan(const Problem& problem, const Device& device) {
   if (p.needs_dmask) add_dmask(plan, p, device);
   if (p.needs_drelative_bias) add_dbias(plan, p, device);
   return plan;
-}
-
-std::string explain(const Problem& problem, const Device& device) {
-  const Plan made = plan(problem, device);
-  std::string text;
-  if (made.num_launches == 0) text = "nothing to compute: no kernel is launched\n";
-  for (int i = 0; i < made.num_launches; ++i) {
-    const Kernel& taken = *made.launches[i].kernel;
-    text += std::string(function_name(taken.function)) + ": " + taken.name + ", " +
-            std::to_string(made.launches[i].grid) + " programs of " + std::to_string(taken.num_warps) +
-            " warps, tiles of " + std::to_string(taken.block_m) + " queries x " + std::to_string(taken.block_n) +
-            " keys, head_dim padded to " + std::to_string(taken.block_d) + "\n";
-    for (const Kernel& other : kernels()) {
-      if (!same_task(other.function, taken.function) || &other == &taken) continue;
-      const std::string reason = refusal(other, as_kernels_see(problem), device);
-      text += std::string("  not ") + other.name + ": " +
-              (!reason.empty()                    ? reason
-               : other.function != taken.function ? "another way serves, which comes first"
-               : other.arch != taken.arch         ? "a closer architecture is compiled in"
-               : other.block_d == taken.block_d   ? "another tile of the same size of head comes first"
-                                                  : "it pads head_dim more") +
-              "\n";
-    }
-  }
-  return text;
 }
 
 }  // namespace flashtri

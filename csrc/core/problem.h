@@ -50,6 +50,13 @@ struct Problem {
   // sequence's blocks. 0: no pages.
   int64_t max_pages = 0;
   int64_t table_stride_b = 0;
+  // Sequences packed one after the other in q [1, Hq, total, D], k and v: how many, and the rows and keys of the
+  // longest. Where each begins is on the device (Arg::cu_seqlens_q, Arg::cu_seqlens_k). 0: none are packed.
+  int64_t sequences = 0, max_seqlen_q = 0, max_seqlen_k = 0;
+  bool is_packed() const { return sequences > 0; }
+  int64_t batch() const { return is_packed() ? sequences : q.size[0]; }
+  int64_t longest_q() const { return is_packed() ? max_seqlen_q : q.size[2]; }
+  int64_t longest_k() const { return is_packed() ? max_seqlen_k : seqlen_k(); }
   bool has_pages() const { return max_pages > 0; }
   int64_t seqlen_k() const { return has_pages() ? max_pages * k.size[2] : k.size[2]; }  // of a sequence, at most
 
@@ -64,7 +71,7 @@ struct Problem {
 
   Band band() const { return band_of(q.size[2], seqlen_k(), is_causal, bottom_right, window_left, window_right); }
   // The same around a diagonal that each sequence has of its own.
-  Band reach() const { return reach_of(q.size[2], seqlen_k(), is_causal, window_left, window_right); }
+  Band reach() const { return reach_of(longest_q(), longest_k(), is_causal, window_left, window_right); }
   bool needs_features() const { return softcap > 0.0f || dropout_p > 0.0; }
   bool has_left_edge() const { return band().lo > -q.size[2]; }
   bool deterministic = false;  // the same bits every time: only kernels that add in a fixed order

@@ -80,6 +80,7 @@ enum class Rule {
   mask_layout,
   head_dim,
   shared_memory,
+  packed,
   lengths,
   window,
   sinks,
@@ -95,6 +96,7 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
   if (kernel.function == Function::fwd_combine) return Rule::none;  // it merges what another kernel computed
+  if (problem.is_packed() && uses_mask(kernel.function) && !takes(kernel, Arg::is_packed)) return Rule::packed;
   if (length_refusal(kernel, problem, device) != nullptr) return Rule::lengths;
   if (uses_band(kernel.function) && kernel.features != problem.needs_features()) return Rule::features;
   if (uses_band(kernel.function) && problem.has_left_edge() && !takes(kernel, Arg::band_lo)) return Rule::window;
@@ -142,6 +144,8 @@ std::string refusal(const Kernel& kernel, const Problem& problem, const Device& 
     case Rule::shared_memory:
       return "it needs " + std::to_string(kernel.shared) + " bytes of shared memory, a block may use " +
              std::to_string(device.shared_memory);
+    case Rule::packed:
+      return "it takes no packed sequences";
     case Rule::lengths:
       return length_refusal(kernel, problem, device);
     case Rule::window:

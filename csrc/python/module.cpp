@@ -41,7 +41,8 @@ Question parse(const py::kwargs& kwargs) {
       "q", "k", "v", "out", "dout", "dq", "dk", "dv", "mask", "dtype", "mask_dtype", "scale", "is_causal",
       "bottom_right", "backward", "needs_dmask", "has_dlse", "deterministic", "window_left",
       "window_right", "has_sinks", "relative_bias", "needs_drelative_bias", "needs_delta", "has_seqused_k", "max_pages",
-      "table_stride_b", "softcap", "dropout_p", "arch", "sm_count", "shared_memory", "has_tensor_maps"};
+      "table_stride_b", "sequences", "max_seqlen_q", "max_seqlen_k", "softcap", "dropout_p", "arch", "sm_count",
+      "shared_memory", "has_tensor_maps"};
   // clang-format on
   for (const auto& item : kwargs) {
     const auto name = item.first.cast<std::string>();
@@ -89,6 +90,9 @@ Question parse(const py::kwargs& kwargs) {
   p.max_pages = number("max_pages", 0);
   p.table_stride_b = number("table_stride_b", 0);
   p.deterministic = number("deterministic", 0);
+  p.sequences = number("sequences", 0);
+  p.max_seqlen_q = number("max_seqlen_q", 0);
+  p.max_seqlen_k = number("max_seqlen_k", 0);
   asked.device.arch = number("arch", 90);
   asked.device.sm_count = number("sm_count", 132);
   asked.device.shared_memory = number("shared_memory", 227 * 1024);
@@ -207,13 +211,15 @@ PYBIND11_MODULE(_C, module) {
       R"(plan(*, q, k, v, out, dtype="bf16", mask=None, mask_dtype, scale, is_causal=False, bottom_right=False,
      backward=False, dout, dq, dk, dv, needs_dmask=False, has_dlse=False, arch=90, sm_count=132, shared_memory=232448,
      has_tensor_maps=True, window_left=-1, window_right=-1, has_sinks=False, relative_bias=None,
-     needs_drelative_bias=False, needs_delta=False, has_seqused_k=False, max_pages=0, table_stride_b=0, deterministic=False,
-     softcap=0.0, dropout_p=0.0) -> dict
+     needs_drelative_bias=False, needs_delta=False, has_seqused_k=False, max_pages=0, table_stride_b=0, sequences=0,
+     max_seqlen_q=0, max_seqlen_k=0, deterministic=False, softcap=0.0, dropout_p=0.0) -> dict
 
 What the op would launch for a problem on a device, without either: {"launches": [{"kernel", "grid"}], "args": {name: value},
 "scratch": {"delta", "row_terms", "dq_acc", "dmask", "dmask_splits", "dbias", "dbias_block", "dbias_offset", "partial_out", "partial_lse", "mask_bias",
-"mask_table"}}. Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
-relative_bias is [1, heads, 1, L]. With max_pages above 0, k and v are pages. Raises ValueError or NotImplementedError as the op does.)");
+"mask_table"}}.
+Tensors are (shape, strides) pairs of four numbers each, strides in elements; the mask has size 1 where it is broadcast.
+relative_bias is [1, heads, 1, L]. With max_pages above 0, k and v are pages; with sequences above 0, all tensors are of a
+batch of 1 that is packed. Raises ValueError or NotImplementedError as the op does.)");
 
   module.def(
       "explain",

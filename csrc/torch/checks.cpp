@@ -128,20 +128,6 @@ void check_relative_bias(const ForwardArgs& args) {
               bias.sym_size(0), "; expand it");
 }
 
-#define CHECK_DEFAULT(condition, name, value, initial)                                          \
-  TORCH_CHECK_NOT_IMPLEMENTED(condition, #name " is not implemented; got ", #name " = ", value, \
-                              "; pass " initial " or leave it out")
-#define CHECK_NO_NUMBER(name) CHECK_DEFAULT(!args.name.has_value(), name, *args.name, "None")
-#define CHECK_NO_TENSOR(name) CHECK_DEFAULT(!Options::has(args.name), name, args.name->sym_sizes(), "None")
-
-// The options that no backend computes yet.
-void check_not_implemented(const ForwardArgs& args) {
-  CHECK_NO_TENSOR(cu_seqlens_q);
-  CHECK_NO_TENSOR(cu_seqlens_k);
-  CHECK_NO_NUMBER(max_seqlen_q);
-  CHECK_NO_NUMBER(max_seqlen_k);
-}
-
 void check_result(const char* name, const at::Tensor& tensor, const at::Tensor& q, at::ScalarType dtype,
                   c10::SymIntArrayRef sizes) {
   TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, name, " must be ", dtype, "; got ", tensor.scalar_type(),
@@ -164,8 +150,7 @@ void check_forward(const ForwardArgs& args) {
   if (args.has_mask()) check_mask(args);
   TORCH_CHECK_VALUE(args.dropout_p >= 0.0 && args.dropout_p < 1.0, "dropout_p must be in [0, 1); got ", args.dropout_p,
                     "; pass 0.0 for no dropout");
-  check_not_implemented(args);
-  if (args.has_lengths()) check_lengths(args);
+  if (args.has_lengths() || args.max_seqlen_q.has_value() || args.max_seqlen_k.has_value()) check_lengths(args);
   TORCH_CHECK_VALUE(!args.scale.has_value() || (std::isfinite(*args.scale) && *args.scale >= 0.0),
                     "scale must be finite and >= 0; got ", args.scale.value_or(0.0), "; negate q for a negative scale");
   TORCH_CHECK_VALUE(

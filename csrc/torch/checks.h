@@ -17,7 +17,7 @@ int64_t window_of(const OptionalSymInt& window);
 // That an input which requires a gradient can get one.
 void check_differentiable(const ForwardArgs& args);
 
-// Of seqused_k and block_table; part of check_forward.
+// Of seqused_k, block_table and what packed sequences go with; part of check_forward.
 void check_lengths(const ForwardArgs& args);
 
 // scale, or 1 / sqrt(head_dim).

@@ -15,6 +15,7 @@
 #include "cpu_blocks.h"
 #include "lse_gradient.h"
 #include "outputs.h"
+#include "packed.h"
 #include "sequences.h"
 
 namespace flashtri::op {
@@ -78,6 +79,7 @@ at::Tensor probabilities(at::Tensor scores, const BackwardArgs& args, const Bloc
 BackwardResult bwd_cpu(const BackwardArgs& args) {
   check_backward(args);
   const PlainOps guard;
+  if (args.has_lengths()) return backward_by_sequence(args, bwd_cpu);
   BackwardResult result = empty_backward(args);
   auto& [dq, dk, dv, dmask, dsinks, drelative_bias] = result;
   for (at::Tensor* gradient : {&dq, &dk, &dv, &dmask, &dsinks, &drelative_bias}) gradient->zero_();
@@ -141,8 +143,8 @@ BackwardResult bwd_cpu(const BackwardArgs& args) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(flashtri, CPU, library) {
-  register_fwd<fwd_cpu>(library);
-  register_bwd<bwd_cpu>(library);
+  register_fwd<fwd_of_packed<fwd_cpu>>(library);
+  register_bwd<bwd_of_packed<bwd_cpu>>(library);
 }
 
 }  // namespace flashtri::op

@@ -12,6 +12,7 @@
 #include "core/launcher.h"
 #include "lse_gradient.h"
 #include "outputs.h"
+#include "packed.h"
 
 namespace flashtri::op {
 
@@ -132,28 +133,44 @@ at::Tensor relative_bias_gradient(const Plan& plan, const at::Tensor& dbias, int
   return moved.narrow(1, plan.dbias_offset, length);
 }
 
-// seqused_k and block_table as the kernels read them: contiguous rows.
+// Lengths of the sequences as the kernels read them: contiguous rows.
 class Lengths {
  public:
   explicit Lengths(const ForwardArgs& args) {
     if (Options::has(args.seqused_k)) seqused_k_ = args.seqused_k->contiguous();
     if (args.has_pages()) block_table_ = args.block_table->contiguous();
+    if (!args.is_packed()) return;
+    cu_seqlens_q_ = args.cu_seqlens_q->contiguous();
+    cu_seqlens_k_ = args.cu_seqlens_k->contiguous();
+    max_seqlen_q_ = args.max_seqlen_q->guard_int(__FILE__, __LINE__);
+    max_seqlen_k_ = args.max_seqlen_k->guard_int(__FILE__, __LINE__);
   }
 
   void describe(Problem& problem) const {
     problem.has_seqused_k = seqused_k_.defined();
+    if (cu_seqlens_q_.defined()) {
+      problem.sequences = cu_seqlens_q_.size(0) - 1;
+      problem.max_seqlen_q = max_seqlen_q_;
+      problem.max_seqlen_k = max_seqlen_k_;
+    }
     if (!block_table_.defined()) return;
     problem.max_pages = block_table_.size(1);
     problem.table_stride_b = block_table_.size(1);
   }
 
   void set_pointers(Arguments& args) const {
-    if (seqused_k_.defined()) args.set(Arg::seqused_k, const_cast<void*>(seqused_k_.const_data_ptr()));
-    if (block_table_.defined()) args.set(Arg::block_table, const_cast<void*>(block_table_.const_data_ptr()));
+    const auto set = [&](Arg arg, const at::Tensor& tensor) {
+      if (tensor.defined()) args.set(arg, const_cast<void*>(tensor.const_data_ptr()));
+    };
+    set(Arg::seqused_k, seqused_k_);
+    set(Arg::block_table, block_table_);
+    set(Arg::cu_seqlens_q, cu_seqlens_q_);
+    set(Arg::cu_seqlens_k, cu_seqlens_k_);
   }
 
  private:
-  at::Tensor seqused_k_, block_table_;
+  at::Tensor seqused_k_, block_table_, cu_seqlens_q_, cu_seqlens_k_;
+  int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
 };
 
 ForwardResult fwd_cuda(const ForwardArgs& args) {
@@ -228,8 +245,11 @@ BackwardResult bwd_cuda(const BackwardArgs& args) {
     problem.needs_drelative_bias = args.needs_drelative_bias();
     const bool is_constant = args.needs_dmask() && dmask_needs_no_scores(args);
     problem.needs_dmask = args.needs_dmask() && !is_constant;
+    const Lengths lengths(args);
+    lengths.describe(problem);
 
     Plan plan = make_plan(problem, args.q.device().index());
+    lengths.set_pointers(plan.args);
     const auto fp32 = args.lse.options();
     const at::Tensor delta = at::empty({plan.delta_elements}, fp32);
     const at::Tensor row_terms = at::empty({plan.row_terms_elements}, fp32);
@@ -291,19 +311,29 @@ Problem backward_problem(const ForwardArgs& args, const Needs& needs) {
   }
   problem.needs_drelative_bias = needs[kRelativeBias];
   problem.needs_dmask = needs[kMask] && !dmask_needs_no_scores(args);
+  Lengths(args).describe(problem);
   return problem;
+}
+
+void check_as_batch(const ForwardArgs& args, const Needs& needs) {
+  check_forward(args);
+  make_plan(backward_problem(args, needs), args.q.device().index());
 }
 
 }  // namespace
 
 void check_cuda_backward(const ForwardArgs& args, const Needs& needs) {
-  check_forward(args);
-  make_plan(backward_problem(args, needs), args.q.device().index());
+  if (args.is_packed()) {
+    check_packed(args);
+    const at::Tensor q = as_batch(args.q), k = as_batch(args.k), v = as_batch(args.v);
+    return check_as_batch({args, q, k, v}, needs);
+  }
+  check_as_batch(args, needs);
 }
 
 TORCH_LIBRARY_IMPL(flashtri, CUDA, library) {
-  register_fwd<fwd_cuda>(library);
-  register_bwd<bwd_cuda>(library);
+  register_fwd<fwd_of_packed<fwd_cuda>>(library);
+  register_bwd<bwd_of_packed<bwd_cuda>>(library);
 }
 
 }  // namespace flashtri::op

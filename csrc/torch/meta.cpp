@@ -2,6 +2,7 @@
 // more.
 #include "checks.h"
 #include "outputs.h"
+#include "packed.h"
 
 namespace flashtri::op {
 
@@ -20,8 +21,8 @@ BackwardResult bwd_meta(const BackwardArgs& args) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(flashtri, Meta, library) {
-  register_fwd<fwd_meta>(library);
-  register_bwd<bwd_meta>(library);
+  register_fwd<fwd_of_packed<fwd_meta>>(library);
+  register_bwd<bwd_of_packed<bwd_meta>>(library);
 }
 
 }  // namespace flashtri::op

@@ -15,7 +15,7 @@ enum Input { kQ, kK, kV, kMask, kSinks, kRelativeBias, kInputs };
 using Needs = std::array<bool, kInputs>;
 
 struct ForwardArgs : Options {
-  const at::Tensor& q;  // [B, Hq, Sq, D]
+  const at::Tensor& q;  // [B, Hq, Sq, D]; packed [total, Hq, D], which the backends see as [1, Hq, total, D]
   const at::Tensor& k;  // [B, Hk, Sk, D]; with a block_table [num_blocks, Hk, page_size, D]
   const at::Tensor& v;  // the same, with Dv
 

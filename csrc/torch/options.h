@@ -24,8 +24,9 @@ struct Options {
   // With something added to the scores one LSE number is too little for the backward (docs/semantics.md).
   bool uses_row_stats() const { return has_mask() || has(relative_bias); }
   bool has_pages() const { return has(block_table); }
-  // Where sequences of one batch have as many keys as they say.
-  bool has_lengths() const { return has(seqused_k) || has_pages(); }
+  bool is_packed() const { return has(cu_seqlens_q) || has(cu_seqlens_k); }
+  // Where sequences of one batch have lengths of their own.
+  bool has_lengths() const { return has(seqused_k) || has_pages() || is_packed(); }
 };
 
 // function(every option...), in order; `options` may be const.

@@ -76,6 +76,13 @@ BackwardResult empty_backward(const BackwardArgs& args, Memory memory) {
 }
 
 bool has_no_scores(const ForwardArgs& args) {
+  const auto is_empty = [](const OptionalSymInt& longest) {
+    return longest.has_value() && longest->guard_int(__FILE__, __LINE__) == 0;
+  };
+  if (args.is_packed() &&
+      (args.cu_seqlens_q->size(0) == 1 || is_empty(args.max_seqlen_q) || is_empty(args.max_seqlen_k))) {
+    return true;
+  }
   return args.q.numel() == 0 || args.k.numel() == 0 || args.seqlen_k().guard_int(__FILE__, __LINE__) == 0;
 }
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from flashtri.nested import attention_of_nested
+
 _fwd = torch.ops.flashtri.fwd.default
 
 
@@ -54,7 +56,12 @@ def attention(
         block_table: [B, max_pages], int32: k and v are [num_blocks, Hk, page_size, D or Dv], page_size a multiple of
             16, and key j of a sequence is row j % page_size of the block that its entry j // page_size names. Entries
             past the last key that exists are never read. Sk is max_pages * page_size. As seqused_k otherwise.
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: only None for now.
+        cu_seqlens_q, cu_seqlens_k: [sequences + 1], int32: sequences of different lengths lie one after the other, q is
+            [total_q, Hq, D], k and v [total_k, Hk, D or Dv], and sequence i has rows cu_seqlens_q[i] to
+            cu_seqlens_q[i + 1]; the first entry is 0, the last the total. Any may be empty. A row sees keys of its own
+            sequence only. No attn_mask, relative_bias or dropout. out is [total_q, Hq, Dv], lse [Hq, total_q].
+        max_seqlen_q, max_seqlen_k: with these, the lengths of the longest sequences (or more).
+            Nested tensors of layout torch.jagged, [B, H, length, D], bring all four themselves.
         return_lse: also return the logarithm of the sum of exp(scores) of each row.
 
     Returns:
@@ -78,6 +85,14 @@ def attention(
     The forward is algorithm 1 and the backward algorithm 2 of Dao, "FlashAttention-2" (arXiv:2307.08691); the
     gradient of lse enters as delta = rowsum(out * dout) - dlse.
     """
+    if q.is_nested or k.is_nested or v.is_nested:
+        return attention_of_nested(
+            attention, q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, bottom_right=bottom_right,
+            window_left=window_left, window_right=window_right, softcap=softcap, dropout_p=dropout_p, sinks=sinks,
+            relative_bias=relative_bias, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, block_table=block_table,
+            return_lse=return_lse,
+        )  # fmt: skip
     keywords = {}
     no_tensor = sinks is relative_bias is cu_seqlens_q is cu_seqlens_k is seqused_k is block_table is None
     no_number = scale is window_left is window_right is max_seqlen_q is max_seqlen_k is None

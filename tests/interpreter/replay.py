@@ -92,7 +92,7 @@ class Attention(torch.autograd.Function):
             "out": torch.full((*rows, v.shape[-1]), math.nan, dtype=q.dtype),
             "lse": torch.full(rows, math.nan),
             "row_stats": torch.full((2, *rows), math.nan),
-            "seqused_k": torch.zeros(1, dtype=torch.int32),
+            **dict.fromkeys(("seqused_k", "cu_seqlens_q", "cu_seqlens_k"), torch.zeros(1, dtype=torch.int32)),
             **lengths,
         }
         problem = {name: _describe(tensors[name]) for name in ("q", "k", "v", "out")}
@@ -143,10 +143,16 @@ def attention_function(arch):
     """A function for reference.run that launches what the planner plans for `arch`."""
 
     def attention(q, k, v, mask, is_causal, scale, bottom_right, sinks=None, relative_bias=None, **options):
-        lengths = {name: options.pop(name) for name in ("seqused_k", "block_table") if name in options}
+        names = ("seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+        lengths = {name: options.pop(name) for name in names if name in options}
+        if "cu_seqlens_q" in lengths:
+            # As the op shows packed tensors to the planner: one batch.
+            options["sequences"] = lengths["cu_seqlens_q"].numel() - 1
+            q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
         options |= {"is_causal": is_causal, "bottom_right": bottom_right}
         if scale is not None:
             options["scale"] = scale
-        return Attention.apply(q, k, v, mask, sinks, relative_bias, arch, options, lengths)
+        out, lse = Attention.apply(q, k, v, mask, sinks, relative_bias, arch, options, lengths)
+        return (out[0].transpose(0, 1), lse[0]) if "cu_seqlens_q" in lengths else (out, lse)
 
     return attention

@@ -89,6 +89,15 @@ def _decoding():
                           page_size=page_size, causal=causal)  # fmt: skip
 
 
+def _packed():
+    for causal, has_dlse in ((None, True), ("top_left", False), ("bottom_right", True)):
+        yield Problem(packed=((70, 33), (0, 20), (5, 150), (20, 0)), causal=causal, has_dlse=has_dlse, heads_q=2,
+                      heads_k=1, head_dim=40, head_dim_v=24)  # fmt: skip
+    yield Problem(
+        packed=((70, 33), (5, 150)), causal="bottom_right", window=(40, None), sinks="f32", heads_q=2, heads_k=2
+    )
+
+
 # The tiles differ between architectures: each has its turn.
 CASES = list(
     zip(
@@ -99,6 +108,7 @@ CASES = list(
             *_softcap_and_dropout(),
             *_layouts(),
             *_decoding(),
+            *_packed(),
         ],
         itertools.cycle(ARCHS),
         strict=False,
