@@ -96,7 +96,7 @@ Rule broken(const Kernel& kernel, const Problem& problem, const Device& device) 
   if (kernel.block_d < widest_head(problem)) return Rule::head_dim;
   if (kernel.shared > device.shared_memory) return Rule::shared_memory;
   if (kernel.function == Function::fwd_combine) return Rule::none;  // it merges what another kernel computed
-  if (problem.is_packed() && uses_mask(kernel.function) && !takes(kernel, Arg::is_packed)) return Rule::packed;
+  if (problem.is_packed() && uses_band(kernel.function) && !takes(kernel, Arg::is_packed)) return Rule::packed;
   if (length_refusal(kernel, problem, device) != nullptr) return Rule::lengths;
   if (uses_band(kernel.function) && kernel.features != problem.needs_features()) return Rule::features;
   if (uses_band(kernel.function) && problem.has_left_edge() && !takes(kernel, Arg::band_lo)) return Rule::window;
