@@ -103,7 +103,7 @@ def test_demo(tmp_path):
 def test_benchmarks_smoke(tmp_path):
     run(sys.executable, "-m", "benchmarks", "--device", "cpu", "--smoke", "--out", tmp_path, cwd=ROOT)
     rows = {path.stem: list(csv.DictReader(path.open())) for path in tmp_path.glob("*.csv")}
-    assert set(rows) == {"first_call", "host_time", "size", "speed"}
+    assert set(rows) == {"decode", "first_call", "host_time", "size", "speed"}
     for name, found in rows.items():
         assert any(r["implementation"] == "flashtri" and float(r["p50"]) > 0 for r in found), name
         assert all(r["torch"] == torch.__version__ and r["date"] and r["device"] for r in found)

@@ -23,7 +23,9 @@ def unserved(kernels: list[dict], device: dict) -> dict[str, str]:
 
     device is as `_C.device` gives it: arch, sm_count, shared_memory. Keys read "bf16, mask f32, head_dim 128".
     """
-    combinations = {(kernel["dtype"], kernel["mask"], kernel["block_d"]) for kernel in kernels if kernel["block_n"]}
+    # A mask of keys is no dtype of its own: mask_keys makes it from each of the others.
+    with_scores = [kernel for kernel in kernels if kernel["block_n"] and kernel["mask"] != "keys"]
+    combinations = {(kernel["dtype"], kernel["mask"], kernel["block_d"]) for kernel in with_scores}
     refused = {}
     for dtype, mask, head_dim in sorted(combinations):
         problem = _problem(dtype, mask, head_dim)
