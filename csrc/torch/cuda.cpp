@@ -2,7 +2,6 @@
 // come through c10's registry of device types, the launch through csrc/core.
 #include "cuda.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
@@ -10,6 +9,7 @@
 
 #include "checks.h"
 #include "core/launcher.h"
+#include "describe.h"
 #include "lse_gradient.h"
 #include "outputs.h"
 #include "packed.h"
@@ -17,70 +17,6 @@
 namespace flashtri::op {
 
 namespace {
-
-DType dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kFloat:
-      return DType::f32;
-    default:
-      return DType::boolean;  // the checks let nothing else through
-  }
-}
-
-// Fewer dimensions than four, as a mask may have, are taken as the last ones.
-Tensor describe(const at::Tensor& tensor, const void* data) {
-  Tensor described;
-  described.data = const_cast<void*>(data);
-  described.dtype = dtype_of(tensor.scalar_type());
-  described.size.fill(1);
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  for (size_t i = 0, offset = 4 - sizes.size(); i < sizes.size(); ++i) {
-    described.size[offset + i] = sizes[i];
-    described.stride[offset + i] = sizes[i] == 1 ? 0 : strides[i];
-  }
-  return described;
-}
-
-Tensor describe_input(const at::Tensor& tensor) { return describe(tensor, tensor.const_data_ptr()); }
-Tensor describe_output(const at::Tensor& tensor) { return describe(tensor, tensor.mutable_data_ptr()); }
-
-// An input as the kernels can read it: itself, or a copy that `storage` keeps alive. The allocator hands the copy's
-// memory to later work of the same stream only, so it may go when this call returns.
-Tensor readable(const at::Tensor& tensor, at::Tensor& storage) {
-  const Tensor described = describe_input(tensor);
-  if (is_readable(described)) return described;
-  storage = tensor.clone(at::MemoryFormat::Contiguous);
-  return describe_input(storage);
-}
-
-// Describes the mask as the kernels read it; the options are set. Converted, it keeps its own size: what is expanded
-// stays so.
-void set_mask(Problem& problem, const ForwardArgs& args, at::Tensor& storage) {
-  if (!args.has_mask()) return;
-  storage = *args.attn_mask;
-  problem.mask.dtype = dtype_of(storage.scalar_type());
-  if (served_mask_dtype(problem) != problem.mask.dtype) {
-    for (int64_t dim = 0; dim < storage.dim(); ++dim) {
-      if (storage.stride(dim) == 0 && storage.size(dim) > 1) storage = storage.narrow(dim, 0, 1);
-    }
-    const bool is_boolean = storage.scalar_type() == at::kBool;
-    storage = storage.to(at::kFloat);
-    if (is_boolean) storage = storage.log();  // 0 where it was True, else -inf
-    storage = storage.expand(args.attn_mask->sizes());
-  }
-  problem.mask = describe_input(storage);
-}
-
-// lse, row_stats and grad_lse are read as flat fp32 arrays.
-void* dense(const at::Tensor& tensor, at::Tensor& storage) {
-  const bool as_it_is = tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  storage = as_it_is ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
-  return const_cast<void*>(storage.const_data_ptr());
-}
 
 Plan make_plan(const Problem& problem, c10::DeviceIndex device) {
   try {
@@ -106,25 +42,6 @@ at::Tensor set_mask_scratch(Plan& plan, const at::TensorOptions& fp32) {
   return scratch;
 }
 
-// Everything but the tensors.
-void set_options(Problem& problem, const ForwardArgs& args) {
-  problem.scale = static_cast<float>(scale_of(args));
-  problem.is_causal = args.is_causal;
-  problem.bottom_right = args.bottom_right;
-  problem.window_left = window_of(args.window_left);
-  problem.window_right = window_of(args.window_right);
-  problem.softcap = static_cast<float>(args.softcap);
-  problem.dropout_p = args.dropout_p;
-  problem.has_sinks = args.has(args.sinks);
-  problem.deterministic = at::globalContext().deterministicAlgorithms();
-}
-
-// The relative bias as fp32, which the kernels read along diagonals: it is short.
-Tensor readable_bias(const ForwardArgs& args, at::Tensor& storage) {
-  storage = args.relative_bias->to(at::kFloat);
-  return describe_input(storage.unsqueeze(1));
-}
-
 // The sums over distances, from what bwd_dbias wrote: see Plan.
 at::Tensor relative_bias_gradient(const Plan& plan, const at::Tensor& dbias, int64_t length) {
   const at::Tensor sums = dbias.sum(0);
@@ -132,46 +49,6 @@ at::Tensor relative_bias_gradient(const Plan& plan, const at::Tensor& dbias, int
                                .add_(at::constant_pad_nd(sums.select(1, 1), {0, plan.dbias_block}));
   return moved.narrow(1, plan.dbias_offset, length);
 }
-
-// Lengths of the sequences as the kernels read them: contiguous rows.
-class Lengths {
- public:
-  explicit Lengths(const ForwardArgs& args) {
-    if (Options::has(args.seqused_k)) seqused_k_ = args.seqused_k->contiguous();
-    if (args.has_pages()) block_table_ = args.block_table->contiguous();
-    if (!args.is_packed()) return;
-    cu_seqlens_q_ = args.cu_seqlens_q->contiguous();
-    cu_seqlens_k_ = args.cu_seqlens_k->contiguous();
-    max_seqlen_q_ = args.max_seqlen_q->guard_int(__FILE__, __LINE__);
-    max_seqlen_k_ = args.max_seqlen_k->guard_int(__FILE__, __LINE__);
-  }
-
-  void describe(Problem& problem) const {
-    problem.has_seqused_k = seqused_k_.defined();
-    if (cu_seqlens_q_.defined()) {
-      problem.sequences = cu_seqlens_q_.size(0) - 1;
-      problem.max_seqlen_q = max_seqlen_q_;
-      problem.max_seqlen_k = max_seqlen_k_;
-    }
-    if (!block_table_.defined()) return;
-    problem.max_pages = block_table_.size(1);
-    problem.table_stride_b = block_table_.size(1);
-  }
-
-  void set_pointers(Arguments& args) const {
-    const auto set = [&](Arg arg, const at::Tensor& tensor) {
-      if (tensor.defined()) args.set(arg, const_cast<void*>(tensor.const_data_ptr()));
-    };
-    set(Arg::seqused_k, seqused_k_);
-    set(Arg::block_table, block_table_);
-    set(Arg::cu_seqlens_q, cu_seqlens_q_);
-    set(Arg::cu_seqlens_k, cu_seqlens_k_);
-  }
-
- private:
-  at::Tensor seqused_k_, block_table_, cu_seqlens_q_, cu_seqlens_k_;
-  int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
-};
 
 ForwardResult fwd_cuda(const ForwardArgs& args) {
   check_forward(args);

@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .barriers import barriers, meet
 from .bwd_wide import Wide, dk_and_dp, dv_and_p
-from .keys import LOG2E, ROWS, add_to_dq, barriers, in_order_of_sums, load_terms, probabilities, task_of
-from .turns import meet
+from .keys import LOG2E, ROWS, add_to_dq, in_order_of_sums, load_terms, probabilities, task_of
 
 
 @gluon.aggregate

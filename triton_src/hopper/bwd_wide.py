@@ -14,8 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .barriers import meet
 from .keys import LOG2E, ROWS, add_to_dq, load_terms, probabilities
-from .turns import meet
 
 
 @gluon.aggregate

@@ -2,7 +2,6 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Keys of a tile and queries of a block: the M of a wgmma.
@@ -110,12 +109,3 @@ def add_to_dq(acc, dq):
     """Adds [ROWS, columns] to the fp32 sums, from registers."""
     dq = in_order_of_sums(dq)
     gl.atomic_add(acc + gl.arange(0, dq.shape[0], dq.type.layout), dq, sem="relaxed")
-
-
-@gluon.jit
-def barriers(readers: gl.constexpr, COUNT: gl.constexpr):
-    """COUNT barriers, [COUNT, 1]; each one's phase ends when `readers` have arrived."""
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), count=readers)
-    return made

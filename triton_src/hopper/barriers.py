@@ -1,10 +1,20 @@
-"""Named barriers by which consumer warpgroups take turns on the tensor cores."""
+"""Mbarriers for tiles in shared memory, and named barriers by which consumer warpgroups take turns."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 # Of the 16 barriers a CTA has, Triton itself takes the first ones.
 FIRST_BARRIER = gl.constexpr(8)
+
+
+@gluon.jit
+def barriers(readers: gl.constexpr, COUNT: gl.constexpr):
+    """COUNT barriers, [COUNT, 1]; each one's phase ends when `readers` have arrived."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=readers)
+    return made
 
 
 @gluon.constexpr_function
